@@ -1,0 +1,78 @@
+//! The type of the function's name, which carries `handler()`. It lives in the type namespace, so one `use` imports
+//! both and the function stays callable.
+
+use proc_macro2::{TokenStream, TokenTree};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::{Attribute, Ident, Meta, Visibility};
+
+/// Output:
+///
+/// ```text
+/// #[doc(hidden)]
+/// #[allow(non_camel_case_types)]
+/// pub struct charge { _private: () }
+/// ```
+pub(crate) fn declare(vis: &Visibility, name: &Ident, cfgs: &[Attribute]) -> TokenStream {
+    quote_spanned! {name.span()=>
+        #(#cfgs)*
+        #[doc(hidden)]
+        #[allow(non_camel_case_types)]
+        #vis struct #name { _private: () }
+    }
+}
+
+/// The conditions among the attributes, for items that exist only if the function does.
+pub(crate) fn cfgs(attrs: &[Attribute]) -> Vec<Attribute> {
+    attrs.iter().filter_map(condition).collect()
+}
+
+/// Input: `#[cfg(a)]` or `#[cfg_attr(a, inline, cfg(b))]`. Output: `#[cfg(a)]` or `#[cfg_attr(a, cfg(b))]`.
+fn condition(attr: &Attribute) -> Option<Attribute> {
+    if attr.path().is_ident("cfg") {
+        return Some(attr.clone());
+    }
+    let (predicate, mut attached) = conditional(attr)?;
+    attached.retain(|attached| starts_with(attached, "cfg"));
+    if attached.is_empty() {
+        return None;
+    }
+    let mut attr = attr.clone();
+    if let Meta::List(list) = &mut attr.meta {
+        list.tokens = quote!(#predicate, #(#attached),*);
+    }
+    Some(attr)
+}
+
+/// Whether the attribute is `#[word]`, perhaps under a `cfg_attr`.
+pub(crate) fn mentions(attr: &Attribute, word: &str) -> bool {
+    attr.path().is_ident(word)
+        || conditional(attr).is_some_and(|(_, attached)| {
+            attached.iter().any(|attached| starts_with(attached, word))
+        })
+}
+
+/// The predicate of a `cfg_attr` and the attributes that it attaches.
+fn conditional(attr: &Attribute) -> Option<(TokenStream, Vec<TokenStream>)> {
+    let Meta::List(list) = &attr.meta else {
+        return None;
+    };
+    if !list.path.is_ident("cfg_attr") {
+        return None;
+    }
+    let mut parts = vec![TokenStream::new()];
+    for token in list.tokens.clone() {
+        match (&token, parts.last_mut()) {
+            (TokenTree::Punct(punct), _) if punct.as_char() == ',' => {
+                parts.push(TokenStream::new())
+            }
+            (_, Some(part)) => token.to_tokens(part),
+            (_, None) => {}
+        }
+    }
+    let mut parts = parts.into_iter();
+    Some((parts.next()?, parts.collect()))
+}
+
+fn starts_with(tokens: &TokenStream, word: &str) -> bool {
+    matches!(tokens.clone().into_iter().next(), Some(TokenTree::Ident(first)) if first == word)
+}

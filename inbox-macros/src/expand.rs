@@ -1,0 +1,234 @@
+//! The model as code. Nothing can fail here.
+
+use crate::args::Args;
+use crate::companion;
+use crate::model::{Handler, Parameters};
+use crate::path::Root;
+use crate::types::without_elided;
+use crate::values::{DedupKey, Isolation, Names};
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{ToTokens, format_ident, quote, quote_spanned};
+use syn::ext::IdentExt;
+use syn::spanned::Spanned;
+
+/// Input: `async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>, rates: State<Rates>) -> Result<(), E>`
+///
+/// Output:
+///
+/// ```text
+/// struct charge { _private: () }
+/// const _: () = {
+///     impl charge {
+///         const fn handler() -> Self { .. }
+///     }
+///     impl Handler for charge {
+///         type Db = <Tx<Postgres> as HandlerTx>::Db;
+///         const SPEC: HandlerSpec = HandlerSpec::new("billing", "crate::charge", file!(), line!());
+///         fn requirements(__needs: &mut Requirements) { .. }
+///         fn call<'a>(&'a self, __incoming: &'a [Incoming<'_>], __tx: &'a mut Tx<Self::Db>) -> HandlerFuture<'a> { .. }
+///     }
+/// };
+/// ```
+pub(crate) fn handler(handler: &Handler<'_>, root: &Root) -> TokenStream {
+    let Handler {
+        vis, name, cfgs, ..
+    } = handler;
+    let companion = companion::declare(vis, name, cfgs);
+    let constructor = constructor(handler);
+    let implementation = implementation(handler, root);
+    quote! {
+        #companion
+        #(#cfgs)*
+        const _: () = {
+            #constructor
+            #implementation
+        };
+    }
+}
+
+fn constructor(handler: &Handler<'_>) -> TokenStream {
+    let Handler { vis, name, .. } = handler;
+    quote_spanned! {name.span()=>
+        impl #name {
+            /// The handler, to be registered with the builder of the inbox.
+            #[must_use]
+            #vis const fn handler() -> Self {
+                Self { _private: () }
+            }
+        }
+    }
+}
+
+fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
+    let Handler {
+        name,
+        parameters,
+        args,
+        ..
+    } = handler;
+    let transaction = parameters.transaction;
+    // An error in the header is the transaction's: the same span keeps rustc from repeating it at the attribute.
+    let place = transaction.span();
+    let at = root.at(place);
+    let database = without_elided(transaction.to_token_stream());
+    // The wrapper mentions the function.
+    let allow = handler
+        .is_deprecated
+        .then(|| quote_spanned!(place=> #[allow(deprecated)]));
+    let spec = spec(name, args, root);
+    let requirements = requirements(parameters, root);
+    // An identifier typed in two places is two variables in a `macro_rules!`, so each is made once.
+    let (incoming, tx) = (
+        Ident::new("__incoming", Span::mixed_site()),
+        Ident::new("__tx", place),
+    );
+    let call = call(handler, root, &incoming, &tx);
+    quote_spanned! {place=>
+        #[automatically_derived]
+        #allow
+        impl #at::__private::Handler for #name {
+            type Db = <#database as #at::__private::HandlerTx>::Db;
+            const SPEC: #at::__private::HandlerSpec = #spec;
+            #requirements
+            fn call<'a>(
+                &'a self,
+                #incoming: &'a [#at::__private::Incoming<'_>],
+                #tx: &'a mut #at::__private::Tx<Self::Db>,
+            ) -> #at::__private::HandlerFuture<'a> {
+                #call
+            }
+        }
+    }
+}
+
+/// Output: `HandlerSpec::new("billing", "crate::charge", file!(), line!()).on(&["OrderPlaced"])`
+fn spec(name: &Ident, args: &Args, root: &Root) -> TokenStream {
+    // `line!()` answers with the line of its own tokens: that of the function.
+    let place = name.span();
+    let root = root.at(place);
+    let suffix = format!("::{}", name.unraw());
+    // Only a rejected attribute has no consumer. The placeholder lets errors in the types show as well.
+    let consumer = args
+        .consumer
+        .as_ref()
+        .map_or_else(|| quote!("rejected"), ToTokens::to_token_stream);
+    let on = args
+        .on
+        .as_ref()
+        .map(|Names(names)| quote_spanned!(place=> .on(&[#(#names),*])));
+    let from = args
+        .from
+        .as_ref()
+        .map(|Names(names)| quote_spanned!(place=> .from(&[#(#names),*])));
+    let key = args.key.as_ref().map(|key| {
+        let variant = match key {
+            DedupKey::MessageId => quote_spanned!(place=> MessageId),
+            DedupKey::CloudEvents => quote_spanned!(place=> CloudEvents),
+            DedupKey::Header(header) => quote_spanned!(place=> Header(#header)),
+            DedupKey::Payload(pointer) => quote_spanned!(place=> Payload(#pointer)),
+        };
+        quote_spanned!(place=> .key(#root::__private::DedupKey::#variant))
+    });
+    let timeout = args.timeout.map(|timeout| {
+        let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        quote_spanned!(place=> .timeout(::core::time::Duration::from_millis(#millis)))
+    });
+    let max_attempts = args
+        .max_attempts
+        .map(|attempts| quote_spanned!(place=> .max_attempts(#attempts)));
+    let isolation = args.isolation.map(|isolation| {
+        let variant = match isolation {
+            Isolation::ReadCommitted => quote_spanned!(place=> ReadCommitted),
+            Isolation::RepeatableRead => quote_spanned!(place=> RepeatableRead),
+            Isolation::Serializable => quote_spanned!(place=> Serializable),
+        };
+        quote_spanned!(place=> .isolation(#root::__private::Isolation::#variant))
+    });
+    quote_spanned! {place=>
+        #root::__private::HandlerSpec::new(
+            #consumer,
+            ::core::concat!(::core::module_path!(), #suffix),
+            ::core::file!(),
+            ::core::line!(),
+        )
+        #on #from #key #timeout #max_attempts #isolation
+    }
+}
+
+/// What `build()` must be able to provide, asked once.
+fn requirements(parameters: &Parameters<'_>, root: &Root) -> TokenStream {
+    let place = parameters.transaction.span();
+    let at = root.at(place);
+    let needs = Ident::new("__needs", Span::mixed_site());
+    let asked = parameters.extractors.iter().map(|extractor| {
+        let at = root.at(extractor.span());
+        quote_spanned!(extractor.span()=> <#extractor as #at::__private::FromDelivery>::requirements(#needs);)
+    });
+    quote_spanned! {place=>
+        fn requirements(#needs: &mut #at::__private::Requirements) {
+            #(#asked)*
+        }
+    }
+}
+
+/// Decode, extract, call. Claim and commit are the runtime's.
+fn call(handler: &Handler<'_>, root: &Root, incoming: &Ident, tx: &Ident) -> TokenStream {
+    let Handler {
+        name,
+        parameters:
+            Parameters {
+                message,
+                transaction,
+                extractors,
+            },
+        output,
+        ..
+    } = handler;
+    let local = |name: &str| Ident::new(name, Span::mixed_site());
+    let (single, decoded, returned) = (local("__single"), local("__message"), local("__returned"));
+
+    let at = root.at(name.span());
+    let take = quote_spanned!(name.span()=> #at::__private::single(#incoming));
+
+    let at = root.at(message.span());
+    let decode =
+        quote_spanned!(message.span()=> <#message as #at::__private::Message>::decode(#single));
+
+    let (arguments, extracts): (Vec<Ident>, Vec<TokenStream>) = extractors
+        .iter()
+        .enumerate()
+        .map(|(position, extractor)| {
+            let at = root.at(extractor.span());
+            let argument = format_ident!("__arg{position}", span = Span::mixed_site());
+            let extract = quote_spanned! {extractor.span()=>
+                <#extractor as #at::__private::FromDelivery>::from_delivery(#single)
+            };
+            (argument, extract)
+        })
+        .unzip();
+
+    // From the runtime's transaction to the type that the user wrote. A wrong type fails here and not once more as
+    // mismatched types in the call.
+    let at = root.at(transaction.span());
+    let lend =
+        quote_spanned!(transaction.span()=> <#transaction as #at::__private::HandlerTx>::lend(#tx));
+
+    let run = quote_spanned!(name.span()=> #name(#decoded, #tx, #(#arguments),*).await);
+
+    let at = root.at(output.span());
+    let outcome = quote_spanned! {output.span()=>
+        <#output as #at::__private::HandlerOutcome>::into_outcome(#returned)
+    };
+
+    // A future that is not `Send` is reported at `Box::pin`, hence at the name of the function.
+    quote_spanned! {name.span()=>
+        ::std::boxed::Box::pin(async move {
+            let #single = #take?;
+            let #decoded = #decode?;
+            #(let #arguments = #extracts?;)*
+            let #tx = #lend;
+            let #returned = #run;
+            #outcome
+        })
+    }
+}

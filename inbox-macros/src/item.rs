@@ -1,0 +1,138 @@
+//! The annotated item, read leniently: the body stays tokens, for the compiler reports what is wrong in it.
+
+use crate::diag::{Diagnostics, Finding};
+use crate::types;
+use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
+use syn::ext::IdentExt;
+use syn::parse::discouraged::Speculative;
+use syn::parse::{ParseStream, Parser};
+use syn::{Abi, Attribute, Signature, Token, Visibility};
+
+/// A function with as much of its signature as could be read.
+pub(crate) struct HandlerFn {
+    pub(crate) attrs: Vec<Attribute>,
+    pub(crate) vis: Visibility,
+    pub(crate) name: Ident,
+    pub(crate) signature: Result<Signature, syn::Error>,
+    /// The `;` of a function without a body.
+    pub(crate) semicolon: Option<Token![;]>,
+}
+
+impl HandlerFn {
+    /// Reads a function. Anything else is reported.
+    pub(crate) fn parse(item: TokenStream, diag: &mut Diagnostics) -> Option<Self> {
+        let parser = |input: ParseStream<'_>| {
+            let parsed = read(input);
+            // What follows the signature is not looked at.
+            input.step(|cursor| {
+                let mut rest = *cursor;
+                while let Some((_, next)) = rest.token_tree() {
+                    rest = next;
+                }
+                Ok(((), rest))
+            })?;
+            Ok(parsed)
+        };
+        match parser.parse2(ungrouped(item)) {
+            Ok(Ok(function)) => Some(function),
+            Ok(Err(finding)) => {
+                diag.push(finding);
+                None
+            }
+            Err(error) => {
+                diag.push(Finding::at(error.span(), error.to_string()));
+                None
+            }
+        }
+    }
+
+    /// Whether it can only stand in an `impl` or a `trait`, where no type can be declared beside it.
+    pub(crate) fn is_associated(&self) -> bool {
+        self.semicolon.is_some()
+            || self.signature.as_ref().is_ok_and(|signature| {
+                signature.receiver().is_some() || types::mentions_self(signature)
+            })
+    }
+}
+
+/// The item without the invisible group that a `$item:item` of a `macro_rules!` has around it.
+fn ungrouped(item: TokenStream) -> TokenStream {
+    let mut tokens = item.clone().into_iter();
+    match (tokens.next(), tokens.next()) {
+        (Some(TokenTree::Group(group)), None) if group.delimiter() == Delimiter::None => {
+            ungrouped(group.stream())
+        }
+        _ => item,
+    }
+}
+
+fn read(input: ParseStream<'_>) -> Result<HandlerFn, Finding> {
+    let unreadable = |error: syn::Error| Finding::at(error.span(), error.to_string());
+    let attrs = input.call(Attribute::parse_outer).map_err(unreadable)?;
+    let vis: Visibility = input.parse().map_err(unreadable)?;
+    let Some(name) = function_name(&input.fork()) else {
+        return Err(not_a_function(input));
+    };
+    let ahead = input.fork();
+    let signature = ahead.parse::<Signature>();
+    if signature.is_ok() {
+        input.advance_to(&ahead);
+    }
+    let semicolon = input.parse::<Option<Token![;]>>().ok().flatten();
+    Ok(HandlerFn {
+        attrs,
+        vis,
+        name,
+        signature,
+        semicolon,
+    })
+}
+
+/// The name after `const async unsafe extern "C" fn`.
+fn function_name(input: ParseStream<'_>) -> Option<Ident> {
+    while input.peek(Token![const]) || input.peek(Token![async]) || input.peek(Token![unsafe]) {
+        input.call(Ident::parse_any).ok()?;
+    }
+    input.parse::<Option<Abi>>().ok()?;
+    input.parse::<Token![fn]>().ok()?;
+    input.parse().ok()
+}
+
+fn not_a_function(input: ParseStream<'_>) -> Finding {
+    // `unsafe impl`, `unsafe trait` and `auto trait` are told by the second word.
+    let ahead = input.fork();
+    let _ = ahead.parse::<Option<Token![unsafe]>>();
+    let _ = ahead.parse::<Option<Token![auto]>>();
+    let Ok(keyword) = ahead.call(Ident::parse_any) else {
+        return Finding::at(input.span(), "`#[inbox_handler]` goes on a function");
+    };
+    let found = match keyword.to_string().as_str() {
+        "struct" => "a struct",
+        "enum" => "an enum",
+        "union" => "a union",
+        "trait" => "a trait",
+        "impl" => "an `impl` block",
+        "mod" => "a module",
+        "const" => "a constant",
+        "static" => "a static",
+        "type" => "a type alias",
+        "use" => "an import",
+        "extern" if ahead.peek(Token![crate]) => "an `extern crate`",
+        "extern" => "an `extern` block",
+        "let" => "a `let` statement",
+        "fn" => return Finding::new(keyword, "`#[inbox_handler]` goes on a function with a name"),
+        _ if ahead.peek(Token![!]) => "a macro call",
+        _ => return Finding::new(keyword, "`#[inbox_handler]` goes on a function"),
+    };
+    let remedy = match keyword.to_string().as_str() {
+        "impl" => "annotate a free function and call the method from it",
+        "trait" => "annotate a free function and call the trait from it",
+        "mod" => "annotate each handler inside the module",
+        _ => "annotate `async fn name(message: M, tx: &mut Tx<Postgres>) -> Result<(), E>`",
+    };
+    Finding::new(
+        keyword,
+        format!("`#[inbox_handler]` goes on a function, found {found}"),
+    )
+    .help(remedy)
+}

@@ -1,0 +1,213 @@
+//! Parameters by position: the message, the transaction, then extractors.
+
+use crate::diag::{Diagnostics, Finding};
+use crate::model::Parameters;
+use crate::types;
+use quote::{ToTokens, quote};
+use syn::{FnArg, Pat, PatType, Signature, Type};
+
+/// Message, transaction and fourteen extractors.
+const MOST: usize = 16;
+
+/// The parameters in their roles, or `None` if there are too few to tell.
+pub(crate) fn by_role<'f>(
+    signature: &'f Signature,
+    diag: &mut Diagnostics,
+) -> Option<Parameters<'f>> {
+    if let Some(FnArg::Receiver(receiver)) = signature.inputs.first() {
+        diag.push(
+            Finding::new(receiver, "an inbox handler cannot take `self`")
+                .help("move it out of the `impl` block and take the object as `State<T>`"),
+        );
+        return None;
+    }
+    if let Some(variadic) = &signature.variadic {
+        diag.push(
+            Finding::new(
+                variadic.dots,
+                "an inbox handler has a fixed number of parameters",
+            )
+            .help("take what it needs as extractors, e.g. `State<T>`"),
+        );
+    }
+    let parameters = types::typed(signature);
+    for parameter in &parameters {
+        stands_alone(parameter, diag);
+    }
+    surplus(&parameters, diag);
+    match parameters.as_slice() {
+        [] if signature.variadic.is_some() => None,
+        [] => {
+            diag.push(no_parameters(signature));
+            None
+        }
+        [only] => {
+            diag.push(one_parameter(signature, only));
+            None
+        }
+        [message, transaction, extractors @ ..] => roles(message, transaction, extractors, diag),
+    }
+}
+
+/// Rules that hold for a parameter in any role.
+fn stands_alone(parameter: &PatType, diag: &mut Diagnostics) {
+    let is_conditional = |path: &syn::Path| path.is_ident("cfg") || path.is_ident("cfg_attr");
+    for attr in parameter
+        .attrs
+        .iter()
+        .filter(|attr| is_conditional(attr.path()))
+    {
+        diag.push(
+            Finding::new(
+                attr,
+                "`cfg` on a parameter of an inbox handler is not supported",
+            )
+            .help("put `cfg` on two versions of the handler"),
+        );
+    }
+    if let Some(opaque) = types::impl_trait(&parameter.ty) {
+        diag.push(
+            Finding::new(
+                opaque,
+                "`impl Trait` makes the handler generic: the runtime needs one concrete type",
+            )
+            .help("name the type"),
+        );
+    }
+    no_self_type(&parameter.ty, diag);
+}
+
+pub(crate) fn no_self_type(ty: &Type, diag: &mut Diagnostics) {
+    if let Some(found) = types::self_in(ty) {
+        diag.push(
+            Finding::new(found, "`Self` has no meaning in a free function")
+                .help("name the type, and move the handler out of the `impl` block"),
+        );
+    }
+}
+
+fn surplus(parameters: &[&PatType], diag: &mut Diagnostics) {
+    if let Some(first) = parameters.get(MOST) {
+        diag.push(
+            Finding::new(
+                first,
+                format!("an inbox handler takes at most {} extractors", MOST - 2),
+            )
+            .help("bundle them in one state type"),
+        );
+    }
+}
+
+fn no_parameters(signature: &Signature) -> Finding {
+    let name = &signature.ident;
+    Finding::new(
+        parenthesized(signature),
+        "an inbox handler takes a message and a transaction",
+    )
+    .help(format!(
+        "`async fn {name}(message: M, tx: &mut Tx<Postgres>) -> Result<(), E>`"
+    ))
+}
+
+fn one_parameter(signature: &Signature, only: &PatType) -> Finding {
+    let name = &signature.ident;
+    if types::is_mut_reference(&only.ty) {
+        return Finding::new(
+            parenthesized(signature),
+            format!("`{name}` has no message parameter"),
+        )
+        .help("add `message: M` before the transaction");
+    }
+    Finding::new(parenthesized(signature), format!("`{name}` has no transaction parameter"))
+        .help("add `tx: &mut Tx<Postgres>` after the message; work done outside it is not rolled back with the claim")
+}
+
+fn parenthesized(signature: &Signature) -> impl ToTokens {
+    let inputs = &signature.inputs;
+    let mut group = proc_macro2::Group::new(proc_macro2::Delimiter::Parenthesis, quote!(#inputs));
+    group.set_span(signature.paren_token.span.join());
+    group
+}
+
+fn roles<'f>(
+    message: &'f PatType,
+    transaction: &'f PatType,
+    extractors: &[&'f PatType],
+    diag: &mut Diagnostics,
+) -> Option<Parameters<'f>> {
+    let further: Vec<&PatType> = extractors
+        .iter()
+        .filter(|other| types::is_mut_reference(&other.ty))
+        .copied()
+        .collect();
+    let leads = types::is_mut_reference(&message.ty);
+    let in_place = types::is_mut_reference(&transaction.ty);
+    if leads && !in_place && further.is_empty() {
+        diag.push(
+            Finding::new(&message.ty, "the message comes first, then the transaction")
+                .help("swap the two parameters"),
+        );
+        return None;
+    }
+    if let Some(reference) = types::reference(&message.ty) {
+        let sign = if leads { "&mut" } else { "&" };
+        diag.push(
+            Finding::new(reference, "the message is passed by value")
+                .help(format!("remove the `{sign}`")),
+        );
+    }
+    match further.as_slice() {
+        [] if in_place => {}
+        [] => diag.push(not_borrowed(transaction)),
+        [late, ..] if !in_place => diag.push(late_transaction(late, transaction)),
+        surplus => {
+            for other in surplus {
+                diag.push(
+                    Finding::new(&other.ty, "a handler gets one transaction").help(
+                        "remove this parameter; `tx.savepoint()` nests inside the one there is",
+                    ),
+                );
+            }
+        }
+    }
+    Some(Parameters {
+        message: &message.ty,
+        transaction: &types::reference(&transaction.ty)?.elem,
+        extractors: extractors.iter().map(|extractor| &*extractor.ty).collect(),
+    })
+}
+
+/// The second parameter is no `&mut`.
+fn not_borrowed(second: &PatType) -> Finding {
+    let name = name_of(second).unwrap_or_else(|| "tx".to_owned());
+    if types::reference(&second.ty).is_some() {
+        return Finding::new(&second.ty, "the transaction must be borrowed mutably")
+            .help(format!("`{name}: &mut Tx<..>`"));
+    }
+    if types::looks_like_transaction(&second.ty) {
+        return Finding::new(
+            &second.ty,
+            "the transaction must be borrowed: it is committed by the runtime after the handler returns",
+        )
+        .help(format!("`{name}: &mut Tx<..>`"));
+    }
+    Finding::new(&second.ty, "the second parameter must be the transaction")
+        .help("add `tx: &mut Tx<Postgres>` after the message")
+}
+
+fn late_transaction(late: &PatType, second: &PatType) -> Finding {
+    let what = name_of(late).map_or_else(|| "it".to_owned(), |name| format!("`{name}`"));
+    let before = name_of(second).map_or_else(
+        || "the second parameter".to_owned(),
+        |name| format!("`{name}`"),
+    );
+    Finding::new(&late.ty, "the transaction must be the second parameter")
+        .help(format!("move {what} before {before}"))
+}
+
+fn name_of(parameter: &PatType) -> Option<String> {
+    match &*parameter.pat {
+        Pat::Ident(pattern) => Some(pattern.ident.to_string()),
+        _ => None,
+    }
+}

@@ -1,0 +1,40 @@
+//! What a definition with a mistake in its signature expands to: enough that its registration adds no second error.
+
+use crate::companion;
+use crate::item::HandlerFn;
+use crate::path::Root;
+use proc_macro2::TokenStream;
+use quote::{quote, quote_spanned};
+
+/// Output:
+///
+/// ```text
+/// struct charge { _private: () }
+/// const _: () = {
+///     impl charge {
+///         pub const fn handler<D: InboxDatabase>() -> Rejected<D> { Rejected::new() }
+///     }
+/// };
+/// ```
+pub(crate) fn handler(function: &HandlerFn, root: &Root) -> TokenStream {
+    if function.is_associated() {
+        return TokenStream::new();
+    }
+    let HandlerFn { name, vis, .. } = function;
+    let cfgs = companion::cfgs(&function.attrs);
+    let companion = companion::declare(vis, name, &cfgs);
+    let root = root.at(name.span());
+    let handler = quote_spanned! {name.span()=>
+        impl #name {
+            #[doc(hidden)]
+            pub const fn handler<D: #root::__private::InboxDatabase>() -> #root::__private::Rejected<D> {
+                #root::__private::Rejected::new()
+            }
+        }
+    };
+    quote! {
+        #companion
+        #(#cfgs)*
+        const _: () = { #handler };
+    }
+}

@@ -1,0 +1,1249 @@
+//! What is said about a mistake, and which part of the source is underlined.
+
+use super::split;
+use crate::diag::Diagnostics;
+use crate::handler;
+use crate::path::Root;
+
+/// The headline, the help (or nothing), the underlined text.
+type Expected<'s> = (&'s str, &'s str, &'s str);
+
+/// Underlined when no token of the source fits.
+const ATTRIBUTE: &str = "<the attribute>";
+
+fn findings(source: &str) -> Vec<(String, String, String)> {
+    let (args, item) = split(source);
+    let mut diag = Diagnostics::default();
+    handler::generate(args, item, Root::of_crate("inbox_core"), &mut diag);
+    let finding = |(message, tokens): (String, proc_macro2::TokenStream)| {
+        let (headline, help) = message.split_once("\nhelp: ").unwrap_or((&message, ""));
+        let tokens: Vec<_> = tokens.into_iter().collect();
+        let underlined = match (tokens.first(), tokens.last()) {
+            (Some(first), Some(last)) => {
+                &source[first.span().byte_range().start..last.span().byte_range().end]
+            }
+            _ => ATTRIBUTE,
+        };
+        (headline.to_owned(), help.to_owned(), underlined.to_owned())
+    };
+    diag.into_pairs().map(finding).collect()
+}
+
+fn assert_findings(source: &str, expected: &[Expected<'_>]) {
+    let found = findings(source);
+    let found: Vec<Expected<'_>> = found
+        .iter()
+        .map(|(headline, help, at)| (&**headline, &**help, &**at))
+        .collect();
+    assert_eq!(found, expected, "\nin: {source}");
+}
+
+/// Cases of options in front of a correct function.
+fn assert_options(cases: &[(&str, &[Expected<'_>])]) {
+    for (options, expected) in cases {
+        let item = "async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Result<(), E> { Ok(()) }";
+        assert_findings(&format!("#[inbox_handler({options})] {item}"), expected);
+    }
+}
+
+/// Cases of items under a correct attribute.
+fn assert_items(cases: &[(&str, &[Expected<'_>])]) {
+    for (item, expected) in cases {
+        assert_findings(
+            &format!("#[inbox_handler(consumer = \"billing\")] {item}"),
+            expected,
+        );
+    }
+}
+
+const NEEDS_CONSUMER: &str = "`#[inbox_handler]` needs a consumer name";
+const PICK: &str =
+    "pick a stable name such as `\"billing\"`; messages are deduplicated per consumer";
+const PRODUCER_ID: &str = "use an id set by the producer, e.g. `key = \"message_id\"`";
+const OPTIONS: &str = "the options are `consumer`, `on`, `from`, `key`, `timeout`, `max_attempts`, `isolation`, `crate`";
+const KEYS: &str =
+    r#"the keys are `"message_id"`, `"cloudevents"`, `"header:NAME"`, `"payload:/json/pointer"`"#;
+const PERSISTED: &str = "the name is persisted, so it is spelled out where the handler is defined";
+
+#[test]
+fn a_correct_definition_has_no_findings() {
+    assert_options(&[
+        (r#"consumer = "billing""#, &[]),
+        (r#"consumer = "a.B-c_9","#, &[]),
+        (
+            r#"consumer = r"billing", on = "OrderPlaced", from = "orders""#,
+            &[],
+        ),
+        (
+            r#"consumer = "billing", on = ["OrderPlaced", "OrderChanged"], from = ["a", "b",]"#,
+            &[],
+        ),
+        (r#"consumer = "billing", key = "message_id""#, &[]),
+        (r#"consumer = "billing", key = "cloudevents""#, &[]),
+        (r#"consumer = "billing", key = "header:x-event-id""#, &[]),
+        (
+            r#"consumer = "billing", key = "payload:/order/id~0a~1b""#,
+            &[],
+        ),
+        (r#"consumer = "billing", key = "payload:/sequence""#, &[]),
+        (r#"consumer = "billing", timeout = "1ms""#, &[]),
+        (
+            r#"consumer = "billing", timeout = "12h", max_attempts = 1000"#,
+            &[],
+        ),
+        (
+            r#"consumer = "billing", isolation = "serializable", crate = "::facade""#,
+            &[],
+        ),
+        (
+            r#"crate = crate::facade, consumer = "billing", isolation = "repeatable read""#,
+            &[],
+        ),
+        (
+            r#"crate = ::facade::inbox, consumer = "billing", max_attempts = 0x10"#,
+            &[],
+        ),
+    ]);
+    assert_items(&[(
+        "async fn f((a, _): M, mut tx: &mut Tx<Sqlite>, State(s): State<'_, A>) -> Outcome { loop {} }",
+        &[],
+    )]);
+}
+
+#[test]
+fn the_consumer_is_required() {
+    assert_findings(
+        "#[inbox_handler] async fn charge(order: O, tx: &mut Tx<Postgres>) -> Result<(), E> {}",
+        &[(
+            NEEDS_CONSUMER,
+            "write `#[inbox_handler(consumer = \"billing\")]`; the name is stored with every claimed message",
+            ATTRIBUTE,
+        )],
+    );
+    assert_options(&[
+        (
+            r#"key = "message_id""#,
+            &[(NEEDS_CONSUMER, r#"add `consumer = "..."`"#, ATTRIBUTE)],
+        ),
+        (
+            r#"key = "offset""#,
+            &[
+                (
+                    "`offset` cannot identify a message: it names a place in a log, and the same message published again \
+                     gets another one",
+                    PRODUCER_ID,
+                    r#""offset""#,
+                ),
+                (NEEDS_CONSUMER, r#"add `consumer = "..."`"#, ATTRIBUTE),
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn consumer_names_are_checked() {
+    let long = format!("\"{}\"", "x".repeat(300));
+    assert_options(&[
+        (
+            r#"consumer = """#,
+            &[("the consumer name is empty", PICK, r#""""#)],
+        ),
+        (
+            r#"consumer = "  ""#,
+            &[("the consumer name is blank", PICK, r#""  ""#)],
+        ),
+        (
+            r#"consumer = " billing ""#,
+            &[(
+                "the consumer name starts or ends with white space",
+                r#"write `"billing"`"#,
+                r#"" billing ""#,
+            )],
+        ),
+        (
+            r#"consumer = "billing/eu é""#,
+            &[(
+                "the consumer name contains `/`",
+                "use ASCII letters, digits, `_`, `-`, `.`",
+                r#""billing/eu é""#,
+            )],
+        ),
+        (
+            r#"consumer = "bill\u{200b}ing""#,
+            &[(
+                r"the consumer name contains `\u{200b}`",
+                "use ASCII letters, digits, `_`, `-`, `.`",
+                r#""bill\u{200b}ing""#,
+            )],
+        ),
+        (
+            &format!("consumer = {long}"),
+            &[(
+                "the consumer name has 300 characters, at most 128 fit the inbox table",
+                "shorten it",
+                &long,
+            )],
+        ),
+    ]);
+}
+
+#[test]
+fn a_consumer_is_a_string_literal() {
+    assert_options(&[
+        (
+            "consumer = 42",
+            &[(
+                "`consumer` takes a string literal",
+                r#"write `consumer = "42"`"#,
+                "42",
+            )],
+        ),
+        (
+            "consumer = 'b'",
+            &[(
+                "`consumer` takes a string literal",
+                r#"write `consumer = "b"`"#,
+                "'b'",
+            )],
+        ),
+        (
+            "consumer = true",
+            &[(
+                "`consumer` takes a string literal",
+                r#"write `consumer = "true"`"#,
+                "true",
+            )],
+        ),
+        (
+            "consumer = NAME",
+            &[(
+                "`consumer` takes a string literal, not an expression",
+                PERSISTED,
+                "NAME",
+            )],
+        ),
+        (
+            r#"consumer = concat!("a", "b")"#,
+            &[(
+                "`consumer` takes a string literal, not an expression",
+                PERSISTED,
+                r#"concat!("a", "b")"#,
+            )],
+        ),
+        (
+            r#"consumer = b"x""#,
+            &[(
+                "`consumer` takes a string literal, found a byte string",
+                "remove the `b`",
+                r#"b"x""#,
+            )],
+        ),
+        (
+            r#"consumer = c"x""#,
+            &[(
+                "`consumer` takes a string literal, found a C string",
+                "remove the `c`",
+                r#"c"x""#,
+            )],
+        ),
+        (
+            r#"consumer = "billing"s"#,
+            &[(
+                "`consumer` takes a string literal without a suffix",
+                "remove the `s`",
+                r#""billing"s"#,
+            )],
+        ),
+    ]);
+}
+
+#[test]
+fn options_are_written_with_an_equals_sign() {
+    assert_options(&[
+        (
+            "consumer",
+            &[(
+                "`consumer` needs a value",
+                r#"`consumer = "billing"`"#,
+                "consumer",
+            )],
+        ),
+        (
+            "consumer =",
+            &[(
+                "`consumer` needs a value",
+                r#"`consumer = "billing"`"#,
+                "consumer =",
+            )],
+        ),
+        (
+            r#"consumer = , key = "message_id""#,
+            &[(
+                "`consumer` needs a value",
+                r#"`consumer = "billing"`"#,
+                "consumer =",
+            )],
+        ),
+        (
+            "consumer = @",
+            &[("`consumer` needs a value", r#"`consumer = "billing"`"#, "@")],
+        ),
+        (
+            "consumer == \"x\"",
+            &[(
+                "`consumer` needs a value",
+                r#"`consumer = "billing"`"#,
+                "= \"x\"",
+            )],
+        ),
+        (
+            r#"consumer("billing")"#,
+            &[(
+                "`consumer` is written with `=`",
+                r#"`consumer = "billing"`"#,
+                r#"("billing")"#,
+            )],
+        ),
+        (
+            r#"consumer: "x""#,
+            &[(
+                "`consumer` is written with `=`",
+                r#"`consumer = "billing"`"#,
+                ":",
+            )],
+        ),
+        (
+            r#"consumer "x""#,
+            &[(
+                "`consumer` is written with `=`",
+                r#"`consumer = "x"`"#,
+                r#""x""#,
+            )],
+        ),
+        (
+            r#"consumer = "x", max_attempts(3)"#,
+            &[(
+                "`max_attempts` is written with `=`",
+                "`max_attempts = 3`",
+                "(3)",
+            )],
+        ),
+        (
+            r#""billing""#,
+            &[(
+                "expected `option = value`, found a string",
+                r#"`consumer = "billing"`"#,
+                r#""billing""#,
+            )],
+        ),
+        (
+            "42",
+            &[(
+                "expected `option = value`, found a number",
+                r#"`consumer = "billing"`"#,
+                "42",
+            )],
+        ),
+        (
+            "names::BILLING",
+            &[(
+                "expected `option = value`, found a path",
+                r#"`consumer = "billing"`"#,
+                "names::BILLING",
+            )],
+        ),
+        (
+            r#", consumer = "billing""#,
+            &[("expected an option before `,`", "remove the comma", ",")],
+        ),
+        (
+            r#"consumer = "billing",, key = "message_id""#,
+            &[("expected an option before `,`", "remove the comma", ",")],
+        ),
+    ]);
+}
+
+#[test]
+fn unknown_options_are_explained() {
+    let of_builder =
+        r#"the subscription belongs to the runtime builder; here use `consumer = "..."`"#;
+    let consumer = r#"here use `consumer = "billing"`"#;
+    assert_options(&[
+        (
+            r#"consumr = "x""#,
+            &[(
+                "unknown option `consumr`",
+                "did you mean `consumer`?",
+                "consumr",
+            )],
+        ),
+        (
+            r#"queue = "x""#,
+            &[("unknown option `queue`", of_builder, "queue")],
+        ),
+        (
+            r#"topic = "x""#,
+            &[("unknown option `topic`", of_builder, "topic")],
+        ),
+        (
+            r#"name = "x""#,
+            &[("unknown option `name`", consumer, "name")],
+        ),
+        (
+            r#"group("x")"#,
+            &[("unknown option `group`", consumer, "group")],
+        ),
+        (
+            r#"colour = "x""#,
+            &[("unknown option `colour`", OPTIONS, "colour")],
+        ),
+        (
+            r#"colour"#,
+            &[("unknown option `colour`", OPTIONS, "colour")],
+        ),
+        (
+            r#"consumer = "x", kye = "message_id", retries = 3, type = "X""#,
+            &[
+                ("unknown option `kye`", "did you mean `key`?", "kye"),
+                (
+                    "unknown option `retries`",
+                    "here use `max_attempts = 5`",
+                    "retries",
+                ),
+                (
+                    "unknown option `type`",
+                    r#"here use `on = "OrderPlaced"`"#,
+                    "type",
+                ),
+            ],
+        ),
+        (
+            r#"consumer = "x", batch(max = 8), order_by = "key", mode = "stored""#,
+            &[
+                ("unknown option `batch`", OPTIONS, "batch"),
+                ("unknown option `order_by`", OPTIONS, "order_by"),
+                ("unknown option `mode`", OPTIONS, "mode"),
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn an_option_is_given_once_and_separated_by_a_comma() {
+    let source =
+        r#"#[inbox_handler(consumer = "a", consumer = "b")] async fn f(m: M, tx: &mut T) -> R {}"#;
+    assert_findings(
+        source,
+        &[("`consumer` is given twice", "keep one", "consumer")],
+    );
+    assert_options(&[
+        (
+            r#"consumer = "a" key = "message_id""#,
+            &[("expected `,` before `key`", "", "key")],
+        ),
+        (
+            r#"consumer = "a" "b", key = "message_id""#,
+            &[("expected `,`, found `\"b\"`", "", r#""b""#)],
+        ),
+        (
+            r#"consumer = "a"; key = "message_id""#,
+            &[("expected `,`, found `;`", "", ";")],
+        ),
+        (
+            r#"consumer = "a", on = "", on = "B""#,
+            &[
+                (
+                    "`on` has an empty name",
+                    r#"write `on = "OrderPlaced"`, or remove the option for every message of its sources"#,
+                    r#""""#,
+                ),
+                ("`on` is given twice", "keep one", "on"),
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn broker_side_values_are_no_key() {
+    let refused = |name: &str, why: &str| format!("`{name}` cannot identify a message: {why}");
+    let per_delivery =
+        "the broker assigns a new one on every delivery, so no duplicate would be found";
+    let per_attempt = "it is made anew for each request or attempt";
+    let counter = "it counts deliveries, so it differs between two copies of a message";
+    let place = "it names a place in a log, and the same message published again gets another one";
+    for (key, name, why) in [
+        ("delivery_tag", "delivery_tag", per_delivery),
+        ("receipt_handle", "receipt_handle", per_delivery),
+        ("ReceiptHandle", "ReceiptHandle", per_delivery),
+        ("header:delivery-tag", "delivery-tag", per_delivery),
+        ("header:x-request-id", "x-request-id", per_attempt),
+        ("header:traceparent", "traceparent", per_attempt),
+        ("header:x-delivery-count", "x-delivery-count", counter),
+        ("header:x-death", "x-death", counter),
+        (
+            "header:ApproximateReceiveCount",
+            "ApproximateReceiveCount",
+            counter,
+        ),
+        ("attempt", "attempt", counter),
+        ("offset", "offset", place),
+        ("partition", "partition", place),
+        ("sequence", "sequence", place),
+        ("header:Nats-Sequence", "Nats-Sequence", place),
+        (
+            "redelivered",
+            "redelivered",
+            "it changes between deliveries",
+        ),
+        (
+            "received_at",
+            "received_at",
+            "it changes between deliveries",
+        ),
+        ("timestamp", "timestamp", "it is not unique"),
+        ("correlation_id", "correlation_id", "it is not unique"),
+    ] {
+        let literal = format!("\"{key}\"");
+        assert_options(&[(
+            &format!("consumer = \"x\", key = {literal}"),
+            &[(&refused(name, why), PRODUCER_ID, &literal)],
+        )]);
+    }
+}
+
+#[test]
+fn a_key_has_one_of_four_forms() {
+    for (key, headline, help) in [
+        (
+            "mesage_id",
+            "unknown message key `mesage_id`",
+            "did you mean `message_id`?",
+        ),
+        (
+            "message-id",
+            "unknown message key `message-id`",
+            "did you mean `message_id`?",
+        ),
+        (
+            "cloud_events",
+            "unknown message key `cloud_events`",
+            "did you mean `cloudevents`?",
+        ),
+        ("body:/id", "unknown message key `body:/id`", KEYS),
+        (
+            "Header: x-id",
+            "unknown message key `Header: x-id`",
+            r#"did you mean `"header:x-id"`?"#,
+        ),
+        (
+            "/order/id",
+            "unknown message key `/order/id`",
+            r#"did you mean `"payload:/order/id"`?"#,
+        ),
+        ("", "the message key is empty", KEYS),
+        (
+            "header:",
+            "`header:` needs a header name",
+            r#"`key = "header:x-event-id"`"#,
+        ),
+        (
+            "header:  ",
+            "`header:` needs a header name",
+            r#"`key = "header:x-event-id"`"#,
+        ),
+        (
+            "header",
+            "`header:` needs a header name",
+            r#"`key = "header:x-event-id"`"#,
+        ),
+        (
+            "header: x-id",
+            "the header name starts or ends with white space",
+            r#"`key = "header:x-id"`"#,
+        ),
+        (
+            "payload:",
+            "`payload:` needs a JSON pointer",
+            r#"`key = "payload:/order/id"`"#,
+        ),
+        (
+            "payload",
+            "`payload:` needs a JSON pointer",
+            r#"`key = "payload:/order/id"`"#,
+        ),
+        (
+            "payload:id",
+            "a JSON pointer starts with `/`, found `id`",
+            r#"`key = "payload:/id"`"#,
+        ),
+        (
+            "payload:$.order.id",
+            "a JSON pointer starts with `/`, found `$.order.id`",
+            r#"`key = "payload:/order/id"`"#,
+        ),
+        (
+            "payload:/a~b~0c~",
+            "a `~` in a JSON pointer is written `~0`",
+            r#"`key = "payload:/a~0b~0c~0"`"#,
+        ),
+    ] {
+        let literal = format!("\"{key}\"");
+        assert_options(&[(
+            &format!("consumer = \"x\", key = {literal}"),
+            &[(headline, help, &literal)],
+        )]);
+    }
+    assert_options(&[(
+        r#"consumer = "x", key = 7"#,
+        &[("`key` takes a string literal", r#"write `key = "7"`"#, "7")],
+    )]);
+}
+
+#[test]
+fn names_of_types_and_sources_are_checked() {
+    let on = r#"write `on = "OrderPlaced"`, or remove it for every message of its sources"#;
+    let from = r#"write `from = "orders"`, or remove the option for every source"#;
+    let list = r#"write `on = "OrderPlaced"`, or a list of names in `[]`"#;
+    assert_options(&[
+        (
+            r#"consumer = "x", on = []"#,
+            &[("`on` lists nothing", on, "[]")],
+        ),
+        (
+            r#"consumer = "x", from = """#,
+            &[("`from` has an empty name", from, r#""""#)],
+        ),
+        (
+            r#"consumer = "x", from = ["a", " "]"#,
+            &[("`from` has a blank name", from, r#"" ""#)],
+        ),
+        (
+            r#"consumer = "x", on = ["A", "B", "A" ]"#,
+            &[("`on` lists `A` twice", "keep one", r#""A""#)],
+        ),
+        (
+            r#"consumer = "x", on = "A ""#,
+            &[(
+                "the name in `on` starts or ends with white space",
+                r#"write `"A"`"#,
+                r#""A ""#,
+            )],
+        ),
+        (
+            r#"consumer = "x", on = OrderPlaced"#,
+            &[(
+                "`on` takes a string literal, not an expression",
+                list,
+                "OrderPlaced",
+            )],
+        ),
+        (
+            r#"consumer = "x", on = ("A", "B")"#,
+            &[(
+                "`on` takes a string literal, not an expression",
+                list,
+                r#"("A", "B")"#,
+            )],
+        ),
+        (
+            r#"consumer = "x", on = ["A", 1]"#,
+            &[("`on` takes a string literal", r#"write `on = "1"`"#, "1")],
+        ),
+    ]);
+}
+
+#[test]
+fn a_timeout_is_a_number_and_a_unit() {
+    for (value, headline, help) in [
+        (
+            "30",
+            "durations need a unit, found `30`",
+            "`timeout = \"30s\"`",
+        ),
+        (
+            "\"30\"",
+            "durations need a unit, found `30`",
+            "`timeout = \"30s\"`",
+        ),
+        (
+            "30s",
+            "`timeout` takes a string literal",
+            "`timeout = \"30s\"`",
+        ),
+        (
+            "\"\"",
+            "a duration is a whole number and a unit, found ``",
+            "`timeout = \"30s\"`",
+        ),
+        (
+            "\"soon\"",
+            "a duration is a whole number and a unit, found `soon`",
+            "`timeout = \"30s\"`",
+        ),
+        (
+            "\"-5s\"",
+            "a duration is a whole number and a unit, found `-5s`",
+            "`timeout = \"30s\"`",
+        ),
+        (
+            "\"1.5s\"",
+            "a duration is a whole number and a unit, found `1.5s`",
+            "`timeout = \"1500ms\"`",
+        ),
+        (
+            "\"30 s\"",
+            "a duration has no white space, found `30 s`",
+            "`timeout = \"30s\"`",
+        ),
+        (
+            "\"30 seconds\"",
+            "unknown unit `seconds` in `30 seconds`",
+            "`timeout = \"30s\"`",
+        ),
+        ("\"5M\"", "unknown unit `M` in `5M`", "`timeout = \"5m\"`"),
+        (
+            "\"2d\"",
+            "`2d` has no unit of `ms`, `s`, `m`, `h`",
+            "`timeout = \"30s\"`",
+        ),
+        (
+            "\"1m30s\"",
+            "`1m30s` has no unit of `ms`, `s`, `m`, `h`",
+            "`timeout = \"30s\"`",
+        ),
+        (
+            "\"0s\"",
+            "a timeout of `0s` would end every run at once",
+            "`timeout = \"30s\"`",
+        ),
+        (
+            "\"13h\"",
+            "`13h` is longer than a handler may run: at most `12h`",
+            "`timeout = \"12h\"`",
+        ),
+        (
+            "\"99999999999999999999h\"",
+            "`99999999999999999999h` is longer than a handler may run: at most `12h`",
+            "`timeout = \"12h\"`",
+        ),
+        (
+            "SLOW",
+            "`timeout` takes a string literal, not an expression",
+            "write `timeout = \"30s\"`",
+        ),
+    ] {
+        assert_options(&[(
+            &format!("consumer = \"x\", timeout = {value}"),
+            &[(headline, help, value)],
+        )]);
+    }
+}
+
+#[test]
+fn the_number_of_attempts_is_checked() {
+    for (value, headline, help) in [
+        (
+            "0",
+            "`max_attempts = 0` would never run the handler",
+            "write `max_attempts = 1` to give up after the first failure",
+        ),
+        (
+            "1001",
+            "`max_attempts` is at most 1000, found 1001",
+            "write `max_attempts = 1000`",
+        ),
+        (
+            "99999999999999999999",
+            "`max_attempts` is at most 1000, found 99999999999999999999",
+            "write `max_attempts = 1000`",
+        ),
+        (
+            "\"5\"",
+            "`max_attempts` takes a whole number, found a string",
+            "write `max_attempts = 5`",
+        ),
+        (
+            "5u8",
+            "`max_attempts` takes a plain whole number",
+            "write `max_attempts = 5`",
+        ),
+        (
+            "-1",
+            "`max_attempts` takes a whole number, 1 or more",
+            "write `max_attempts = 5`",
+        ),
+        (
+            "1.5",
+            "`max_attempts` takes a whole number, 1 or more",
+            "write `max_attempts = 5`",
+        ),
+        (
+            "MANY",
+            "`max_attempts` takes a whole number, 1 or more",
+            "write `max_attempts = 5`",
+        ),
+    ] {
+        assert_options(&[(
+            &format!("consumer = \"x\", max_attempts = {value}"),
+            &[(headline, help, value)],
+        )]);
+    }
+}
+
+#[test]
+fn isolation_levels_are_named() {
+    let levels = r#"the levels are `"read committed"`, `"repeatable read"`, `"serializable"`"#;
+    for (value, headline, help) in [
+        ("snapshot", "unknown isolation level `snapshot`", levels),
+        (
+            "read uncommitted",
+            "unknown isolation level `read uncommitted`",
+            levels,
+        ),
+        (
+            "READ COMMITTED",
+            "unknown isolation level `READ COMMITTED`",
+            r#"did you mean `"read committed"`?"#,
+        ),
+        (
+            "read_commited",
+            "unknown isolation level `read_commited`",
+            r#"did you mean `"read committed"`?"#,
+        ),
+        (
+            "serialisable",
+            "unknown isolation level `serialisable`",
+            r#"did you mean `"serializable"`?"#,
+        ),
+    ] {
+        let literal = format!("\"{value}\"");
+        assert_options(&[(
+            &format!("consumer = \"x\", isolation = {literal}"),
+            &[(headline, help, &literal)],
+        )]);
+    }
+}
+
+#[test]
+fn the_crate_path_is_absolute() {
+    let absolute = "the `crate` path must be absolute";
+    let start = "start with `::` or `crate::`";
+    for value in [
+        "\"super::x\"",
+        "\"inbox\"",
+        "\"self::x\"",
+        "super::x",
+        "inbox_core",
+    ] {
+        assert_options(&[(
+            &format!("consumer = \"x\", crate = {value}"),
+            &[(absolute, start, value)],
+        )]);
+    }
+    assert_options(&[
+        (
+            r#"consumer = "x", crate = "a b""#,
+            &[(
+                "`a b` is not a path",
+                r#"write `crate = "::inbox_core"`"#,
+                r#""a b""#,
+            )],
+        ),
+        (
+            r#"consumer = "x", crate = "::a<T>""#,
+            &[(
+                "`::a<T>` is not a path",
+                r#"write `crate = "::inbox_core"`"#,
+                r#""::a<T>""#,
+            )],
+        ),
+    ]);
+}
+
+#[test]
+fn all_mistakes_are_reported_in_source_order() {
+    assert_findings(
+        r#"#[inbox_handler(consumer = "", kye = "x")] fn charge(order: &O, tx: Tx<Postgres>) {}"#,
+        &[
+            ("the consumer name is empty", PICK, r#""""#),
+            ("unknown option `kye`", "did you mean `key`?", "kye"),
+            (
+                "an inbox handler must be `async`",
+                "`async fn charge(..)`",
+                "fn",
+            ),
+            ("the message is passed by value", "remove the `&`", "&O"),
+            (
+                "the transaction must be borrowed: it is committed by the runtime after the handler returns",
+                "`tx: &mut Tx<..>`",
+                "Tx<Postgres>",
+            ),
+            (
+                "an inbox handler must return `Result<(), E>`",
+                "add `-> Result<(), HandlerError>`; `Err` rolls the claim back",
+                "charge",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_function_has_one_handler_attribute() {
+    let help = "one function serves one consumer; move the shared part to a plain function";
+    let already = "`charge` already has `#[inbox_handler]`";
+    assert_items(&[
+        (
+            r#"#[inbox_handler(consumer = "b")] async fn charge(m: M, tx: &mut T) -> R {}"#,
+            &[(already, help, r#"#[inbox_handler(consumer = "b")]"#)],
+        ),
+        (
+            "#[inbox_core::inbox_handler] async fn charge(m: M, tx: &mut T) -> R {}",
+            &[(already, help, "#[inbox_core::inbox_handler]")],
+        ),
+    ]);
+}
+
+#[test]
+fn only_functions_are_handlers() {
+    let free = "annotate `async fn name(message: M, tx: &mut Tx<Postgres>) -> Result<(), E>`";
+    let found = |what: &str| format!("`#[inbox_handler]` goes on a function, found {what}");
+    for (item, what, help, keyword) in [
+        ("pub struct S;", "a struct", free, "struct"),
+        ("enum E {}", "an enum", free, "enum"),
+        ("union U { a: u8 }", "a union", free, "union"),
+        (
+            "pub unsafe trait T {}",
+            "a trait",
+            "annotate a free function and call the trait from it",
+            "trait",
+        ),
+        (
+            "impl S { async fn f() {} }",
+            "an `impl` block",
+            "annotate a free function and call the method from it",
+            "impl",
+        ),
+        (
+            "unsafe impl T for S {}",
+            "an `impl` block",
+            "annotate a free function and call the method from it",
+            "impl",
+        ),
+        (
+            "mod m { fn f() {} }",
+            "a module",
+            "annotate each handler inside the module",
+            "mod",
+        ),
+        ("const C: u8 = 1;", "a constant", free, "const"),
+        ("static S: u8 = 1;", "a static", free, "static"),
+        ("type T = u8;", "a type alias", free, "type"),
+        ("use a::b;", "an import", free, "use"),
+        ("extern crate a;", "an `extern crate`", free, "extern"),
+        (
+            r#"extern "C" { fn f(); }"#,
+            "an `extern` block",
+            free,
+            "extern",
+        ),
+        ("let x = 1;", "a `let` statement", free, "let"),
+        ("handlers! {}", "a macro call", free, "handlers"),
+    ] {
+        assert_items(&[(item, &[(&found(what), help, keyword)])]);
+    }
+}
+
+#[test]
+fn modifiers_are_checked() {
+    let rest = "f(m: M, tx: &mut T) -> R {}";
+    for (modifiers, headline, help, at) in [
+        (
+            "fn",
+            "an inbox handler must be `async`",
+            "`async fn f(..)`",
+            "fn",
+        ),
+        (
+            "async unsafe fn",
+            "an inbox handler cannot be `unsafe`: the runtime calls it",
+            "put the unsafe part in a block",
+            "unsafe",
+        ),
+        (
+            r#"async extern "C" fn"#,
+            "an inbox handler cannot have an ABI",
+            "remove `extern \"C\"`",
+            r#"extern "C""#,
+        ),
+        (
+            "const async fn",
+            "an inbox handler cannot be `const`",
+            "remove `const`",
+            "const",
+        ),
+        (
+            "pub const fn",
+            "an inbox handler cannot be `const`",
+            "remove `const`",
+            "const",
+        ),
+    ] {
+        assert_items(&[(&format!("{modifiers} {rest}"), &[(headline, help, at)])]);
+    }
+    assert_items(&[
+        (
+            "async fn main(m: M, tx: &mut T) -> R {}",
+            &[(
+                "a handler cannot be called `main`",
+                "name it after what it does, and register it in `main`",
+                "main",
+            )],
+        ),
+        (
+            "async fn f(m: M, tx: &mut T) -> R;",
+            &[(
+                "an inbox handler needs a body",
+                "write the body here; a method of a trait cannot be a handler",
+                ";",
+            )],
+        ),
+    ]);
+}
+
+#[test]
+fn handlers_are_not_generic() {
+    let generic = "an inbox handler cannot be generic: the runtime needs one concrete message type";
+    let helper = "write one handler per message type around a generic helper";
+    let opaque = "`impl Trait` makes the handler generic: the runtime needs one concrete type";
+    assert_items(&[
+        (
+            "async fn f<T>(m: T, tx: &mut Tx<P>) -> R {}",
+            &[(generic, helper, "<T>")],
+        ),
+        (
+            "async fn f<T>(m: T, tx: &mut Tx<P>) -> R where T: Message {}",
+            &[(generic, helper, "<T>")],
+        ),
+        (
+            "async fn f<const N: usize>(m: M, tx: &mut Tx<P>) -> R {}",
+            &[(generic, helper, "<const N: usize>")],
+        ),
+        (
+            "async fn f<'a>(m: M, tx: &'a mut Tx<P>) -> R {}",
+            &[(
+                "an inbox handler cannot name lifetimes",
+                "write `&mut Tx<Postgres>`",
+                "<'a>",
+            )],
+        ),
+        (
+            "async fn f(m: M, tx: &mut Tx<P>) -> R where M: Debug {}",
+            &[(
+                "an inbox handler cannot have a `where` clause",
+                "remove it: nothing is generic here, so the bound is either true or an error",
+                "where M: Debug",
+            )],
+        ),
+        (
+            "async fn f(m: impl Message, tx: &mut Tx<P>) -> R {}",
+            &[(opaque, "name the type", "impl Message")],
+        ),
+        (
+            "async fn f(m: M, tx: &mut Tx<P>, s: State<Box<impl Fn(u8) -> Vec<u8> + Send>>) -> R {}",
+            &[(opaque, "name the type", "impl Fn(u8) -> Vec<u8> + Send")],
+        ),
+    ]);
+}
+
+#[test]
+fn methods_are_not_handlers() {
+    let meaningless = "`Self` has no meaning in a free function";
+    let name_it = "name the type, and move the handler out of the `impl` block";
+    let receiver = "an inbox handler cannot take `self`";
+    let state = "move it out of the `impl` block and take the object as `State<T>`";
+    assert_items(&[
+        (
+            "async fn f(&self, m: M, tx: &mut Tx<P>) -> R {}",
+            &[(receiver, state, "&self")],
+        ),
+        (
+            "async fn f(&mut self) -> R {}",
+            &[(receiver, state, "&mut self")],
+        ),
+        (
+            "async fn f(self: Arc<Self>) -> R {}",
+            &[(receiver, state, "self: Arc<Self>")],
+        ),
+        (
+            "async fn f(m: Self, tx: &mut Tx<P>) -> R {}",
+            &[(meaningless, name_it, "Self")],
+        ),
+        (
+            "async fn f(m: M, tx: &mut Tx<Self>) -> R {}",
+            &[(meaningless, name_it, "Self")],
+        ),
+        (
+            "async fn f(m: M, tx: &mut Tx<P>) -> Result<(), Self::Error> {}",
+            &[(meaningless, name_it, "Self")],
+        ),
+    ]);
+}
+
+#[test]
+fn parameters_have_roles_by_position() {
+    let add = "add `tx: &mut Tx<Postgres>` after the message";
+    let second = "the transaction must be the second parameter";
+    let value = "the message is passed by value";
+    assert_items(&[
+        (
+            "async fn f() -> R {}",
+            &[(
+                "an inbox handler takes a message and a transaction",
+                "`async fn f(message: M, tx: &mut Tx<Postgres>) -> Result<(), E>`",
+                "()",
+            )],
+        ),
+        (
+            "async fn f(m: M) -> R {}",
+            &[(
+                "`f` has no transaction parameter",
+                "add `tx: &mut Tx<Postgres>` after the message; work done outside it is not rolled back with the claim",
+                "(m: M)",
+            )],
+        ),
+        (
+            "async fn f(tx: &mut Tx<P>) -> R {}",
+            &[(
+                "`f` has no message parameter",
+                "add `message: M` before the transaction",
+                "(tx: &mut Tx<P>)",
+            )],
+        ),
+        (
+            "async fn f(m: M, tx: Tx<Postgres>) -> R {}",
+            &[(
+                "the transaction must be borrowed: it is committed by the runtime after the handler returns",
+                "`tx: &mut Tx<..>`",
+                "Tx<Postgres>",
+            )],
+        ),
+        (
+            "async fn f(m: M, db: &Tx<Postgres>) -> R {}",
+            &[(
+                "the transaction must be borrowed mutably",
+                "`db: &mut Tx<..>`",
+                "&Tx<Postgres>",
+            )],
+        ),
+        (
+            "async fn f(m: M, s: State<A>) -> R {}",
+            &[(
+                "the second parameter must be the transaction",
+                add,
+                "State<A>",
+            )],
+        ),
+        (
+            "async fn f(tx: &mut Tx<Postgres>, m: M) -> R {}",
+            &[(
+                "the message comes first, then the transaction",
+                "swap the two parameters",
+                "&mut Tx<Postgres>",
+            )],
+        ),
+        (
+            "async fn f(m: M, s: State<A>, tx: &mut Tx<Postgres>) -> R {}",
+            &[(second, "move `tx` before `s`", "&mut Tx<Postgres>")],
+        ),
+        (
+            "async fn f(m: M, State(s): State<A>, tx: &mut Tx<Postgres>) -> R {}",
+            &[(
+                second,
+                "move `tx` before the second parameter",
+                "&mut Tx<Postgres>",
+            )],
+        ),
+        (
+            "async fn f(m: M, tx: &mut Tx<A>, other: &mut Tx<B>) -> R {}",
+            &[(
+                "a handler gets one transaction",
+                "remove this parameter; `tx.savepoint()` nests inside the one there is",
+                "&mut Tx<B>",
+            )],
+        ),
+        (
+            "async fn f(m: &M, tx: &mut Tx<P>) -> R {}",
+            &[(value, "remove the `&`", "&M")],
+        ),
+        (
+            "async fn f(m: &mut M, tx: &mut Tx<P>) -> R {}",
+            &[(value, "remove the `&mut`", "&mut M")],
+        ),
+        (
+            "async fn f(m: M, tx: &mut Tx<P>, #[cfg(x)] s: State<A>) -> R {}",
+            &[(
+                "`cfg` on a parameter of an inbox handler is not supported",
+                "put `cfg` on two versions of the handler",
+                "#[cfg(x)]",
+            )],
+        ),
+        (
+            "async fn f(m: M, tx: &mut Tx<P>, ...) -> R {}",
+            &[(
+                "an inbox handler has a fixed number of parameters",
+                "take what it needs as extractors, e.g. `State<T>`",
+                "...",
+            )],
+        ),
+    ]);
+    let extractors: String = (1..=15)
+        .map(|number| format!(", e{number}: E{number}"))
+        .collect();
+    assert_items(&[(
+        &format!("async fn f(m: M, tx: &mut Tx<P>{extractors}) -> R {{}}"),
+        &[(
+            "an inbox handler takes at most 14 extractors",
+            "bundle them in one state type",
+            "e15: E15",
+        )],
+    )]);
+}
+
+#[test]
+fn the_return_type_is_named() {
+    let must = "an inbox handler must return `Result<(), E>`";
+    let opaque = "an inbox handler cannot return `impl Trait`: the runtime has to name the type";
+    let name_it = "name the error type, e.g. `-> Result<(), HandlerError>`";
+    let parameters = "(m: M, tx: &mut Tx<P>)";
+    for (output, headline, help, at) in [
+        (
+            "",
+            must,
+            "add `-> Result<(), HandlerError>`; `Err` rolls the claim back",
+            "charge",
+        ),
+        (
+            "-> !",
+            "an inbox handler must return `Result<(), E>`, found `!`",
+            "write `-> Result<(), HandlerError>`; only a handler that returns is committed",
+            "!",
+        ),
+        (
+            "-> impl Future<Output = R>",
+            opaque,
+            name_it,
+            "impl Future<Output = R>",
+        ),
+        (
+            "-> Result<(), impl Error + Send>",
+            opaque,
+            name_it,
+            "impl Error + Send",
+        ),
+    ] {
+        assert_items(&[(
+            &format!("async fn charge{parameters} {output} {{}}"),
+            &[(headline, help, at)],
+        )]);
+    }
+}

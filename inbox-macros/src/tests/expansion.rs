@@ -1,0 +1,159 @@
+//! The generated code, pretty-printed. `INBOX_BLESS=1` writes the snapshots anew.
+
+use super::split;
+use crate::handler;
+use crate::path::Root;
+use proc_macro2::TokenStream;
+use std::path::Path;
+
+/// What is generated behind the user's item, which must come first and untouched.
+fn generated(source: &str) -> String {
+    let (args, item) = split(source);
+    let expansion = handler::expand(args, item.clone(), Root::of_crate("inbox_core"));
+    let mut tokens = expansion.into_iter();
+    let first: TokenStream = tokens
+        .by_ref()
+        .take(item.clone().into_iter().count())
+        .collect();
+    assert_eq!(
+        first.to_string(),
+        item.to_string(),
+        "the item is not untouched"
+    );
+    let file = syn::parse2(tokens.collect()).expect("the generated code is no Rust");
+    prettyplease::unparse(&file)
+}
+
+fn assert_snapshot(name: &str, source: &str) {
+    let actual = format!("/* {} */\n\n{}", source.trim(), generated(source));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("src/tests/snapshots")
+        .join(name)
+        .with_extension("rs");
+    if std::env::var_os("INBOX_BLESS").is_some() {
+        std::fs::write(&path, actual).expect("the snapshot is writable");
+        return;
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(
+        actual,
+        expected,
+        "{} differs; INBOX_BLESS=1 writes it anew",
+        path.display()
+    );
+}
+
+#[test]
+fn a_minimal_handler() {
+    assert_snapshot(
+        "minimal",
+        r#"
+#[inbox_handler(consumer = "billing")]
+async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Result<(), BillingError> { Ok(()) }
+"#,
+    );
+}
+
+#[test]
+fn a_handler_with_extractors_and_every_option() {
+    assert_snapshot(
+        "complete",
+        r#"
+#[deprecated]
+#[inbox_handler(
+    consumer = "billing", on = ["OrderPlaced", "OrderChanged"], from = "orders", key = "header:x-event-id",
+    timeout = "2m", max_attempts = 3, isolation = "serializable", crate = crate::facade
+)]
+#[cfg(unix)]
+#[cfg_attr(feature = "a", inline, cfg(feature = "b"))]
+pub(crate) async fn r#move(
+    OrderPlaced { id }: OrderPlaced, tx: &mut Tx<Postgres>, State(rates): State<Rates>, Attempt(n): Attempt<'_>,
+) -> Outcome { Ok(()) }
+"#,
+    );
+}
+
+#[test]
+fn a_rejected_signature_keeps_its_name() {
+    assert_snapshot(
+        "rejected",
+        r#"
+#[inbox_handler(consumer = "billing")]
+pub async fn charge(order: OrderPlaced) -> Result<(), BillingError> { Ok(()) }
+"#,
+    );
+}
+
+#[test]
+fn a_rejected_attribute_keeps_the_types_checked() {
+    assert_snapshot(
+        "wrong_attribute",
+        r#"
+#[inbox_handler(consumer = "")]
+async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Result<(), BillingError> { Ok(()) }
+"#,
+    );
+}
+
+#[test]
+fn a_method_gets_nothing_beside_it() {
+    assert_snapshot(
+        "method",
+        r#"
+#[inbox_handler(consumer = "billing")]
+async fn charge(&self, order: OrderPlaced, tx: &mut Tx<Postgres>) -> Result<(), BillingError> { Ok(()) }
+"#,
+    );
+}
+
+#[test]
+fn a_half_typed_body_changes_nothing() {
+    let complete = generated(&handler_with_body("Ok(())"));
+    for body in [
+        "tx.",
+        "order. ; Ok(())",
+        "if 1",
+        "let x = ;",
+        "match order {",
+        "sqlx::query(\"",
+        "foo(",
+        "= + !",
+        "{ ) }",
+    ] {
+        let Ok(_) = handler_with_body(body).parse::<TokenStream>() else {
+            continue;
+        };
+        assert_eq!(generated(&handler_with_body(body)), complete, "{body}");
+    }
+}
+
+fn handler_with_body(body: &str) -> String {
+    format!(
+        "#[inbox_handler(consumer = \"billing\")] async fn charge(o: O, tx: &mut Tx<P>) -> Result<(), E> {{ {body} }}"
+    )
+}
+
+#[test]
+fn a_half_typed_signature_keeps_the_item_and_the_name() {
+    for signature in [
+        "charge(o: O, tx: &mut Tx<P>, s: )",
+        "charge(o: )",
+        "charge(",
+        "charge(o: O, tx",
+        "charge",
+    ] {
+        let source = format!("#[inbox_handler(consumer = \"billing\")] async fn {signature} {{}}");
+        let Ok(_) = source.parse::<TokenStream>() else {
+            continue;
+        };
+        assert!(generated(&source).contains("struct charge"), "{signature}");
+    }
+}
+
+#[test]
+fn a_wrong_option_changes_only_itself() {
+    let wrong = "#[inbox_handler(consumer = \"billing\", colour = 1)] async fn charge(o: O, tx: &mut Tx<P>) -> R {}";
+    let right =
+        "#[inbox_handler(consumer = \"billing\")] async fn charge(o: O, tx: &mut Tx<P>) -> R {}";
+    assert!(generated(wrong).ends_with(&generated(right)));
+}

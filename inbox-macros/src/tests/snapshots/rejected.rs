@@ -1,0 +1,21 @@
+/* #[inbox_handler(consumer = "billing")]
+pub async fn charge(order: OrderPlaced) -> Result<(), BillingError> { Ok(()) } */
+
+::core::compile_error! {
+    "`charge` has no transaction parameter\nhelp: add `tx: &mut Tx<Postgres>` after the message; work done outside it is not rolled back with the claim"
+}
+#[doc(hidden)]
+#[allow(non_camel_case_types)]
+pub struct charge {
+    _private: (),
+}
+const _: () = {
+    impl charge {
+        #[doc(hidden)]
+        pub const fn handler<D: ::inbox_core::__private::InboxDatabase>() -> ::inbox_core::__private::Rejected<
+            D,
+        > {
+            ::inbox_core::__private::Rejected::new()
+        }
+    }
+};
