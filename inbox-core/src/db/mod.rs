@@ -1,0 +1,496 @@
+//! The SQL of each database: one trait, one room per implementation.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+use sqlx::{Database, Pool};
+
+use crate::dead_letter::{DeadLetter, FailureText};
+use crate::envelope::Envelope;
+use crate::session::TransactionOptions;
+use crate::tables::Tables;
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod executor;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod migrations;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+pub(crate) mod sealed {
+    /// A wrong implementation of [`super::InboxDatabase`] would break the guarantee: only ours exist.
+    pub trait Sealed {}
+}
+
+/// A database that can hold an inbox: the SQL of the claim, the fence and the bookkeeping.
+///
+/// Everything that differs between databases is behind this trait. The runtime decides the order of the calls;
+/// the implementation decides the statements. All times come from the database's clock.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot hold an inbox",
+    label = "not an inbox database",
+    note = "the databases are `sqlx::Postgres` (feature `postgres`) and `sqlx::Sqlite` (feature `sqlite`)"
+)]
+pub trait InboxDatabase: Database + sealed::Sealed {
+    /// How many workers may write at once, where the database itself is the limit.
+    const MAX_CONCURRENCY: Option<usize>;
+
+    /// The isolation levels that it has.
+    const ISOLATION_LEVELS: &'static [crate::handler::Isolation];
+
+    /// Statement texts and settings as resolved at start-up: every statement names schema and table, so that
+    /// no setting of a session can send it elsewhere.
+    type Statements: fmt::Debug + Send + Sync + 'static;
+
+    /// What a prepared session carries besides its connection.
+    type Guard: fmt::Debug + Send + Sync + 'static;
+
+    /// Creates or upgrades the tables, under a ledger of our own.
+    fn migrate(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+    ) -> impl Future<Output = Result<(), MigrationError>> + Send;
+
+    /// Looks at the database as a session of the pool sees it: finds the tables, reads the effective settings,
+    /// and reports what would break the guarantee.
+    fn inspect(
+        conn: &mut Self::Connection,
+        tables: &Tables,
+        requisites: &Requisites,
+    ) -> impl Future<Output = Result<Inspection<Self>, sqlx::Error>> + Send;
+
+    /// Prepares a session that a worker took from the pool: from here on it can write only inside
+    /// transactions of ours.
+    fn prepare(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+    ) -> impl Future<Output = Result<Self::Guard, sqlx::Error>> + Send;
+
+    /// Undoes what [`InboxDatabase::prepare`] and the handlers did to the session.
+    fn reset(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        guard: &mut Self::Guard,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Makes a statement that runs on this session end soon, where closing the connection does not.
+    fn interrupt(guard: &Self::Guard);
+
+    /// The text that begins a transaction and states everything that it depends on.
+    fn begin_text(statements: &Self::Statements, options: &TransactionOptions) -> String;
+
+    /// Inserts the claim as the first statement of the open transaction.
+    fn claim(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        guard: &mut Self::Guard,
+        claim: &Claim<'_>,
+    ) -> impl Future<Output = Result<Claimed, sqlx::Error>> + Send;
+
+    /// Proves, as the last statement before COMMIT, that the open transaction is still the one that claimed.
+    fn fence(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        guard: &mut Self::Guard,
+        key: ClaimKey<'_>,
+    ) -> impl Future<Output = Result<Fence, sqlx::Error>> + Send;
+
+    /// Commits the open transaction.
+    fn commit(
+        conn: &mut Self::Connection,
+        guard: &mut Self::Guard,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Whether this error in answer to COMMIT proves that the transaction was rolled back. If not, nobody
+    /// knows what became of it.
+    fn is_known_rollback(error: &sqlx::Error) -> bool;
+
+    /// The payload hash of an existing claim; outer `None`: the claim is gone.
+    fn payload_hash(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        key: ClaimKey<'_>,
+    ) -> impl Future<Output = Result<Option<Option<Vec<u8>>>, sqlx::Error>> + Send;
+
+    /// Whether a claim is committed, and whether by the transaction that left `mark`.
+    fn trace(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        key: ClaimKey<'_>,
+        mark: Option<&str>,
+    ) -> impl Future<Output = Result<TraceOfClaim, sqlx::Error>> + Send;
+
+    /// Deletes the claim that the open transaction made, so that a dead letter leaves none.
+    fn withdraw_claim(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        key: ClaimKey<'_>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Stores a dead letter, or reopens the entry that it already has.
+    fn store_dead_letter(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        letter: &DeadLetter<'_>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Counts a failure and answers how many there are now.
+    fn record_failure(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        key: ClaimKey<'_>,
+        failure: &FailureText,
+    ) -> impl Future<Output = Result<AttemptRecord, sqlx::Error>> + Send;
+
+    /// Forgets the counted failures of a message that succeeded.
+    fn clear_failures(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        key: ClaimKey<'_>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// What kind of error this is, by its code and never by its text.
+    fn classify(error: &sqlx::Error) -> ErrorClass;
+
+    /// The highest number of connections that the pool opens.
+    #[must_use]
+    fn pool_size(pool: &Pool<Self>) -> usize {
+        usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX)
+    }
+}
+
+/// The key of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimKey<'a> {
+    /// The consumer's name.
+    pub consumer: &'a str,
+    /// The message's id.
+    pub message_id: &'a str,
+}
+
+/// A claim to insert.
+#[derive(Debug)]
+pub struct Claim<'a> {
+    pub(crate) key: ClaimKey<'a>,
+    pub(crate) message_type: Option<String>,
+    pub(crate) correlation_id: Option<String>,
+    pub(crate) payload_hash: PayloadHash,
+}
+
+impl<'a> Claim<'a> {
+    /// The claim of a consumer on a message.
+    #[must_use]
+    pub fn new(key: ClaimKey<'a>, envelope: &Envelope) -> Self {
+        Self {
+            key,
+            message_type: envelope.type_name().map(|name| storable(&name)),
+            correlation_id: envelope.correlation_id.as_deref().map(storable),
+            payload_hash: PayloadHash::of(&envelope.payload),
+        }
+    }
+
+    /// The key.
+    #[must_use]
+    pub const fn key(&self) -> ClaimKey<'a> {
+        self.key
+    }
+
+    /// The hash of the payload.
+    #[must_use]
+    pub const fn payload_hash(&self) -> &PayloadHash {
+        &self.payload_hash
+    }
+}
+
+/// Text for people in a form that every database takes: an id is refused instead, never changed.
+fn storable(text: &str) -> String {
+    FailureText::new(text).as_str().to_owned()
+}
+
+/// The SHA-256 of a payload behind one byte that names the algorithm, so that another one can follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PayloadHash([u8; 33]);
+
+impl PayloadHash {
+    const SHA_256: u8 = 1;
+
+    /// The hash of a payload.
+    #[must_use]
+    pub fn of(payload: &[u8]) -> Self {
+        let mut bytes = [Self::SHA_256; 33];
+        let (_, digest) = bytes.split_at_mut(1);
+        digest.copy_from_slice(&Sha256::digest(payload));
+        Self(bytes)
+    }
+
+    /// Algorithm and digest, as stored.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether the stored hash is of the same algorithm and says that the payload was another one.
+    #[must_use]
+    pub fn contradicts(&self, stored: Option<&[u8]>) -> bool {
+        stored.is_some_and(|stored| stored.first() == self.0.first() && stored != self.0)
+    }
+}
+
+/// The answer to a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Claimed {
+    /// The message is ours to process.
+    Won {
+        /// Failures counted so far.
+        attempts: u32,
+        /// Whether an open dead letter of this consumer holds the message.
+        dead: bool,
+        /// What [`InboxDatabase::trace`] recognises this transaction by.
+        mark: Option<String>,
+    },
+    /// The message was processed before.
+    Duplicate,
+}
+
+/// The answer of the fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fence {
+    /// The open transaction is the one that claimed.
+    Holds,
+    /// It is, but a failed statement has aborted it: COMMIT would roll back.
+    Aborted,
+    /// It is not: the handler ended it.
+    Gone,
+}
+
+/// What is known of a claim after its transaction was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TraceOfClaim {
+    /// No committed claim is visible. While a COMMIT may be in flight, this proves nothing.
+    Absent,
+    /// The claim is committed, by the transaction in question as far as the database can tell.
+    Ours,
+    /// The claim is committed, by another transaction.
+    Foreign,
+}
+
+/// The counted failures of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AttemptRecord {
+    /// How many there are, this one included.
+    pub attempts: u32,
+}
+
+/// What kind of error a database reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorClass {
+    /// A conflict with another transaction: the same work can succeed in a new transaction.
+    Transient,
+    /// The server says that it is not available, or no connection could be had.
+    Outage,
+    /// The connection broke: an outage, or what this message did to it.
+    Lost,
+    /// The statement itself is at fault.
+    Statement,
+}
+
+/// What the runtime will ask of the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Requisites {
+    /// How long a claim may wait for a copy in work elsewhere.
+    pub claim_wait: Duration,
+    /// The longest time limit of a handler.
+    pub longest_handler: Duration,
+}
+
+/// What a look at the database found.
+#[derive(Debug)]
+pub struct Inspection<Db: InboxDatabase> {
+    /// Findings, in the order in which they were made.
+    pub findings: Vec<Finding>,
+    /// Statements for the tables as they are.
+    pub statements: Db::Statements,
+}
+
+/// One thing that start-up should tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Whether the runtime may start in spite of it.
+    pub severity: Severity,
+    /// The setting or table by name, its value, and the remedy.
+    pub text: String,
+}
+
+impl Finding {
+    /// Something that weakens the guarantee in a way that the operator may have chosen.
+    pub fn warning(text: impl Into<String>) -> Self {
+        Self {
+            severity: Severity::Warning,
+            text: text.into(),
+        }
+    }
+
+    /// Something that makes the guarantee impossible.
+    pub fn problem(text: impl Into<String>) -> Self {
+        Self {
+            severity: Severity::Problem,
+            text: text.into(),
+        }
+    }
+}
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    /// Told, and started anyway.
+    Warning,
+    /// Not started.
+    Problem,
+}
+
+/// Why the tables could not be created or upgraded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MigrationError {
+    /// A table or schema name cannot be used.
+    #[error(transparent)]
+    Names(#[from] crate::tables::InvalidTableNames),
+    /// The database has no schemas.
+    #[error("{database} has no schemas: remove `.schema({schema:?})`")]
+    NoSchemas {
+        /// The database.
+        database: &'static str,
+        /// The schema asked for.
+        schema: String,
+    },
+    /// The migration failed.
+    #[error("the inbox tables could not be migrated")]
+    Migrate(#[from] sqlx::migrate::MigrateError),
+    /// No connection, or a query failed.
+    #[error("the inbox tables could not be migrated")]
+    Database(#[from] sqlx::Error),
+}
+
+/// A statement's text, built once from checked names. Cheap to hand to the driver, which keys its prepared
+/// statements by the text.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[derive(Debug)]
+pub(crate) struct Statement(std::sync::Arc<str>);
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl Statement {
+    pub(crate) fn new(text: String) -> Self {
+        Self(text.into())
+    }
+
+    pub(crate) fn text(&self) -> sqlx::AssertSqlSafe<std::sync::Arc<str>> {
+        sqlx::AssertSqlSafe(std::sync::Arc::clone(&self.0))
+    }
+}
+
+/// The columns that this version needs, by the role of their table.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) const REQUIRED_COLUMNS: [(&str, &[&str]); 3] = [
+    (
+        "processed",
+        &[
+            "message_id",
+            "consumer_name",
+            "received_at",
+            "message_type",
+            "correlation_id",
+            "payload_hash",
+        ],
+    ),
+    (
+        "dead_letters",
+        &[
+            "id",
+            "entry_key",
+            "source",
+            "consumer_name",
+            "message_id",
+            "message_type",
+            "handler",
+            "reason",
+            "failure",
+            "attempts",
+            "headers",
+            "payload",
+            "first_failed_at",
+            "last_failed_at",
+            "replayed_at",
+        ],
+    ),
+    (
+        "attempts",
+        &[
+            "message_id",
+            "consumer_name",
+            "attempts",
+            "first_failed_at",
+            "last_failed_at",
+            "last_failure",
+        ],
+    ),
+];
+
+/// Compares the columns found with the ones needed.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn schema_findings(
+    tables: &Tables,
+    columns_of: impl Fn(&str) -> Vec<String>,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (role, needed) in REQUIRED_COLUMNS {
+        let table = match role {
+            "processed" => tables.processed_name(),
+            "dead_letters" => tables.dead_letters_name(),
+            _ => tables.attempts_name(),
+        };
+        let found = columns_of(table);
+        if found.is_empty() {
+            findings.push(Finding::problem(format!(
+                "the table {table:?} does not exist; run `inbox_runtime::migrate(&pool)` or add `.migrate_on_start()`"
+            )));
+            continue;
+        }
+        let missing: Vec<_> = needed
+            .iter()
+            .filter(|column| !found.iter().any(|f| f == *column))
+            .copied()
+            .collect();
+        if !missing.is_empty() {
+            findings.push(Finding::problem(format!(
+                "the table {table:?} is older than this version: it has no column {}; run `inbox_runtime::migrate(&pool)` or add `.migrate_on_start()`",
+                missing.join(", ")
+            )));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_of_another_algorithm_contradict_nothing() {
+        let hash = PayloadHash::of(b"a");
+        assert!(!hash.contradicts(None));
+        assert!(!hash.contradicts(Some(hash.as_bytes())));
+        assert!(hash.contradicts(Some(PayloadHash::of(b"b").as_bytes())));
+        let mut newer = PayloadHash::of(b"b").as_bytes().to_vec();
+        newer[0] = 2;
+        assert!(!hash.contradicts(Some(&newer)));
+    }
+}

@@ -1,0 +1,599 @@
+//! PostgreSQL 13 and later.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnection, PgDatabaseError, PgRow, PgSeverity};
+use sqlx::{AssertSqlSafe, Executor as _, Postgres, Row as _};
+use sqlx_core::transaction::TransactionManager;
+
+use super::executor::executor_for_tx;
+use super::{
+    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, Finding, InboxDatabase, Inspection,
+    MigrationError, Requisites, Statement, TraceOfClaim, migrations, schema_findings,
+};
+use crate::dead_letter::{DeadLetter, FailureText};
+use crate::handler::Isolation;
+use crate::session::TransactionOptions;
+use crate::tables::{Tables, quoted};
+
+const MIGRATIONS: migrations::Published = &[(
+    1,
+    "inbox",
+    include_str!("../../migrations/postgres/0001_inbox.sql"),
+)];
+
+/// How soon the server notices that the client of a running statement is gone.
+const CONNECTION_CHECK: &str = "500ms";
+
+executor_for_tx!(Postgres);
+
+impl super::sealed::Sealed for Postgres {}
+
+/// Statement texts and settings of PostgreSQL, resolved at start-up.
+#[derive(Debug)]
+pub struct PostgresStatements {
+    claim: Statement,
+    fence: Statement,
+    payload_hash: Statement,
+    trace: Statement,
+    withdraw: Statement,
+    dead_letter: Statement,
+    record_failure: Statement,
+    clear_failures: Statement,
+    /// Brings a session to the state in which every transaction of ours begins.
+    settle_session: String,
+    /// Brings a session back to the state in which the pool gave it to us.
+    restore_session: String,
+    /// `synchronous_commit` as the pool's sessions have it.
+    synchronous_commit: String,
+    /// The server's own limit on idle transactions, where it has one.
+    idle_limit: Option<Duration>,
+}
+
+/// A prepared PostgreSQL session needs nothing besides its connection.
+#[derive(Debug)]
+pub struct PostgresGuard(());
+
+impl InboxDatabase for Postgres {
+    const MAX_CONCURRENCY: Option<usize> = None;
+    const ISOLATION_LEVELS: &'static [Isolation] = &[
+        Isolation::ReadCommitted,
+        Isolation::RepeatableRead,
+        Isolation::Serializable,
+    ];
+
+    type Statements = PostgresStatements;
+    type Guard = PostgresGuard;
+
+    async fn migrate(conn: &mut PgConnection, tables: &Tables) -> Result<(), MigrationError> {
+        tables.check()?;
+        let migrator = migrations::migrator(MIGRATIONS, tables, tables.schema_name());
+        migrator.run_direct(None, conn, false).await?;
+        Ok(())
+    }
+
+    async fn inspect(
+        conn: &mut PgConnection,
+        tables: &Tables,
+        requisites: &Requisites,
+    ) -> Result<Inspection<Self>, sqlx::Error> {
+        let schema = resolve_schema(conn, tables).await?;
+        let columns: Vec<(String, String)> = sqlx::query_as(
+            "SELECT c.relname::text, a.attname::text FROM pg_class c \
+             JOIN pg_namespace n ON n.oid = c.relnamespace \
+             JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
+             WHERE n.nspname = $1 AND c.relkind IN ('r', 'p')",
+        )
+        .bind(&schema)
+        .fetch_all(&mut *conn)
+        .await?;
+        let mut findings = schema_findings(tables, |table| {
+            columns
+                .iter()
+                .filter(|(t, _)| t == table)
+                .map(|(_, column)| column.clone())
+                .collect()
+        });
+        let effective = Effective::read(conn).await?;
+        effective.judge(requisites, &mut findings);
+        let checks_connection = effective.checks_connection(conn).await;
+        if !checks_connection {
+            findings.push(Finding::warning(
+                "client_connection_check_interval cannot be set (it needs PostgreSQL 14 on Linux): a statement of a \
+                 handler that was timed out keeps its locks until it ends by itself; set statement_timeout",
+            ));
+        }
+        let statements = PostgresStatements::new(tables, &schema, &effective, checks_connection);
+        Ok(Inspection {
+            findings,
+            statements,
+        })
+    }
+
+    async fn prepare(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+    ) -> Result<PostgresGuard, sqlx::Error> {
+        // A transaction of its own: what it sets must survive a rollback of the first message's.
+        conn.execute(sqlx::raw_sql(AssertSqlSafe(
+            statements.settle_session.clone(),
+        )))
+        .await?;
+        Ok(PostgresGuard(()))
+    }
+
+    async fn reset(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        _guard: &mut PostgresGuard,
+    ) -> Result<(), sqlx::Error> {
+        conn.execute(sqlx::raw_sql(AssertSqlSafe(
+            statements.restore_session.clone(),
+        )))
+        .await?;
+        Ok(())
+    }
+
+    fn interrupt(_guard: &PostgresGuard) {
+        // Closing the connection ends the statement: `client_connection_check_interval` is set.
+    }
+
+    fn begin_text(statements: &PostgresStatements, options: &TransactionOptions) -> String {
+        let idle = statements
+            .idle_limit
+            .map_or(options.idle_limit, |own| own.min(options.idle_limit));
+        // The settings come before BEGIN and become part of the same transaction: whatever an earlier handler
+        // changed in this session is gone before the claim.
+        format!(
+            "{settle}; BEGIN ISOLATION LEVEL {level} READ WRITE; SET LOCAL lock_timeout = {wait}; \
+             SET LOCAL idle_in_transaction_session_timeout = {idle}",
+            settle = statements.settle_session,
+            level = options.isolation.as_sql(),
+            wait = milliseconds(options.claim_wait),
+            idle = milliseconds(idle),
+        )
+    }
+
+    async fn claim(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        _guard: &mut PostgresGuard,
+        claim: &Claim<'_>,
+    ) -> Result<Claimed, sqlx::Error> {
+        let row = sqlx::query(statements.claim.text())
+            .bind(claim.key.message_id)
+            .bind(claim.key.consumer)
+            .bind(claim.message_type.as_deref())
+            .bind(claim.correlation_id.as_deref())
+            .bind(claim.payload_hash.as_bytes())
+            .fetch_optional(conn)
+            .await?;
+        let Some(row) = row else {
+            return Ok(Claimed::Duplicate);
+        };
+        Ok(Claimed::Won {
+            mark: row.try_get(0)?,
+            attempts: count(row.try_get::<Option<i32>, _>(2)?),
+            dead: row.try_get(3)?,
+        })
+    }
+
+    async fn fence(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        _guard: &mut PostgresGuard,
+        key: ClaimKey<'_>,
+    ) -> Result<Fence, sqlx::Error> {
+        let answer = sqlx::query(statements.fence.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .bind(&statements.synchronous_commit)
+            .fetch_optional(conn)
+            .await;
+        match answer {
+            Ok(Some(_)) => Ok(Fence::Holds),
+            Ok(None) => Ok(Fence::Gone),
+            // in_failed_sql_transaction
+            Err(error) if sqlstate(&error).as_deref() == Some("25P02") => Ok(Fence::Aborted),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn commit(
+        conn: &mut PgConnection,
+        _guard: &mut PostgresGuard,
+    ) -> Result<(), sqlx::Error> {
+        <Self as sqlx::Database>::TransactionManager::commit(conn).await
+    }
+
+    fn is_known_rollback(error: &sqlx::Error) -> bool {
+        error
+            .as_database_error()
+            .and_then(|e| e.try_downcast_ref::<PgDatabaseError>())
+            .is_some_and(|e| e.severity() == PgSeverity::Error)
+    }
+
+    async fn payload_hash(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<Option<Option<Vec<u8>>>, sqlx::Error> {
+        let row: Option<PgRow> = sqlx::query(statements.payload_hash.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .fetch_optional(conn)
+            .await?;
+        row.map(|row| row.try_get(0)).transpose()
+    }
+
+    async fn trace(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        key: ClaimKey<'_>,
+        mark: Option<&str>,
+    ) -> Result<TraceOfClaim, sqlx::Error> {
+        let row = sqlx::query(statements.trace.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .fetch_optional(conn)
+            .await?;
+        let Some(row) = row else {
+            return Ok(TraceOfClaim::Absent);
+        };
+        let written_by: String = row.try_get(0)?;
+        Ok(if mark.is_none_or(|mark| mark == written_by) {
+            TraceOfClaim::Ours
+        } else {
+            TraceOfClaim::Foreign
+        })
+    }
+
+    async fn withdraw_claim(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        sqlx::query(statements.withdraw.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn store_dead_letter(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        letter: &DeadLetter<'_>,
+    ) -> Result<(), sqlx::Error> {
+        sqlx::query(statements.dead_letter.text())
+            .bind(letter.entry_key())
+            .bind(letter.source)
+            .bind(letter.consumer)
+            .bind(letter.storable_id())
+            .bind(letter.storable_type())
+            .bind(letter.handler)
+            .bind(letter.reason.as_str())
+            .bind(letter.text.as_str())
+            .bind(i32::try_from(letter.attempts).unwrap_or(i32::MAX))
+            .bind(letter.headers_document())
+            .bind(&**letter.payload())
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn record_failure(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        key: ClaimKey<'_>,
+        failure: &FailureText,
+    ) -> Result<AttemptRecord, sqlx::Error> {
+        let attempts: i32 = sqlx::query_scalar(statements.record_failure.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .bind(failure.as_str())
+            .fetch_one(conn)
+            .await?;
+        Ok(AttemptRecord {
+            attempts: count(Some(attempts)),
+        })
+    }
+
+    async fn clear_failures(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        sqlx::query(statements.clear_failures.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    fn classify(error: &sqlx::Error) -> ErrorClass {
+        match error {
+            sqlx::Error::Database(_) => match sqlstate(error).as_deref() {
+                // serialization_failure, deadlock_detected, lock_not_available
+                Some("40001" | "40P01" | "55P03") => ErrorClass::Transient,
+                // idle_in_transaction_session_timeout, transaction_timeout, idle_session_timeout: what the
+                // message's own slowness does to its connection.
+                Some("25P03" | "25P04" | "57P05") => ErrorClass::Lost,
+                // admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped; insufficient resources;
+                // connection exceptions; read_only_sql_transaction is judged where it happens.
+                Some(code)
+                    if code.starts_with("57P0")
+                        || code.starts_with("53")
+                        || code.starts_with("08") =>
+                {
+                    ErrorClass::Outage
+                }
+                _ => ErrorClass::Statement,
+            },
+            sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Tls(_) => {
+                ErrorClass::Outage
+            }
+            sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => {
+                ErrorClass::Lost
+            }
+            _ => ErrorClass::Statement,
+        }
+    }
+}
+
+impl PostgresStatements {
+    fn new(tables: &Tables, schema: &str, effective: &Effective, checks_connection: bool) -> Self {
+        let qualified = |name: &str| format!("{}.{}", quoted(schema), quoted(name));
+        let processed = qualified(tables.processed_name());
+        let dead_letters = qualified(tables.dead_letters_name());
+        let attempts = qualified(tables.attempts_name());
+        let key = "message_id = $1 AND consumer_name = $2";
+
+        let mut settle_session = restore(&effective.own_settings);
+        settle_session.push_str("; SET default_transaction_read_only = on");
+        if checks_connection {
+            let _ = write!(
+                settle_session,
+                "; SET client_connection_check_interval = '{CONNECTION_CHECK}'"
+            );
+        }
+        // Also what belongs to a session and is no setting: a handler may have taken advisory locks, made
+        // temporary tables, started to listen. Prepared statements stay, the driver knows them.
+        let restore_session = format!(
+            "{}; CLOSE ALL; UNLISTEN *; SELECT pg_advisory_unlock_all(); DISCARD SEQUENCES; DISCARD TEMP",
+            restore(&effective.own_settings)
+        );
+        Self {
+            // The lock timeout is for the claim alone and ends with it (a duplicate ends the transaction).
+            claim: Statement::new(format!(
+                "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
+                 VALUES ($1, $2, $3, $4, $5) ON CONFLICT (message_id, consumer_name) DO NOTHING \
+                 RETURNING pg_current_xact_id()::xid::text, set_config('lock_timeout', '{lock_timeout}', true), \
+                 (SELECT attempts FROM {attempts} WHERE {key}), \
+                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)",
+                lock_timeout = effective.lock_timeout,
+            )),
+            // The handler may have made this commit asynchronous: the durability is stated here again.
+            fence: Statement::new(format!(
+                "SELECT set_config('synchronous_commit', $3, true) FROM {processed} \
+                 WHERE {key} AND xmin = pg_current_xact_id()::xid"
+            )),
+            payload_hash: Statement::new(format!(
+                "SELECT payload_hash FROM {processed} WHERE {key}"
+            )),
+            trace: Statement::new(format!("SELECT xmin::text FROM {processed} WHERE {key}")),
+            withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
+            dead_letter: Statement::new(format!(
+                "INSERT INTO {dead_letters} AS entry (entry_key, source, consumer_name, message_id, message_type, \
+                 handler, reason, failure, attempts, headers, payload, first_failed_at) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
+                 COALESCE((SELECT first_failed_at FROM {attempts} WHERE message_id = $4 AND consumer_name = $3), now())) \
+                 ON CONFLICT (entry_key) DO UPDATE SET replayed_at = NULL, reason = excluded.reason, \
+                 failure = excluded.failure, handler = excluded.handler, \
+                 attempts = greatest(entry.attempts, excluded.attempts), last_failed_at = now()"
+            )),
+            record_failure: Statement::new(format!(
+                "INSERT INTO {attempts} AS counted (message_id, consumer_name, attempts, last_failure) \
+                 VALUES ($1, $2, 1, $3) ON CONFLICT (message_id, consumer_name) DO UPDATE SET \
+                 attempts = counted.attempts + 1, last_failed_at = now(), last_failure = excluded.last_failure \
+                 RETURNING attempts"
+            )),
+            clear_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
+            settle_session,
+            restore_session,
+            synchronous_commit: effective.synchronous_commit.clone(),
+            idle_limit: effective.idle_limit,
+        }
+    }
+}
+
+/// Brings settings and role back to what they were when the pool handed the session out.
+fn restore(own_settings: &str) -> String {
+    format!("RESET ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE{own_settings}")
+}
+
+/// The settings of a session as the pool hands it out.
+struct Effective {
+    synchronous_commit: String,
+    fsync: String,
+    lock_timeout: String,
+    idle_limit: Option<Duration>,
+    prepared_transactions: i64,
+    in_recovery: bool,
+    version: i64,
+    /// `; SET a = b; ..` for what the application's pool sets on its sessions.
+    own_settings: String,
+}
+
+impl Effective {
+    async fn read(conn: &mut PgConnection) -> Result<Self, sqlx::Error> {
+        let row = sqlx::query(
+            "SELECT current_setting('synchronous_commit'), current_setting('fsync'), current_setting('lock_timeout'), \
+             (SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'), \
+             current_setting('max_prepared_transactions')::bigint, pg_is_in_recovery(), \
+             current_setting('server_version_num')::bigint, current_setting('role')",
+        )
+        .fetch_one(&mut *conn)
+        .await?;
+        let own: Vec<(String, String)> =
+            sqlx::query_as("SELECT name, current_setting(name) FROM pg_settings WHERE source = 'session' ORDER BY name")
+                .fetch_all(&mut *conn)
+                .await?;
+        let mut own_settings = String::new();
+        for (name, value) in own {
+            if is_list_setting(&name) {
+                // The value is a list of quoted names already.
+                let _ = write!(
+                    own_settings,
+                    "; SET {} = {}",
+                    quoted(&name),
+                    if value.is_empty() { "''" } else { &value }
+                );
+            } else {
+                let _ = write!(
+                    own_settings,
+                    "; SET {} = {}",
+                    setting_name(&name),
+                    literal(&value)
+                );
+            }
+        }
+        let role: String = row.try_get(7)?;
+        if role != "none" {
+            let _ = write!(own_settings, "; SET ROLE {}", quoted(&role));
+        }
+        let idle: i64 = row.try_get(3)?;
+        Ok(Self {
+            synchronous_commit: row.try_get(0)?,
+            fsync: row.try_get(1)?,
+            lock_timeout: row.try_get(2)?,
+            idle_limit: u64::try_from(idle)
+                .ok()
+                .filter(|ms| *ms > 0)
+                .map(Duration::from_millis),
+            prepared_transactions: row.try_get(4)?,
+            in_recovery: row.try_get(5)?,
+            version: row.try_get(6)?,
+            own_settings,
+        })
+    }
+
+    fn judge(&self, requisites: &Requisites, findings: &mut Vec<Finding>) {
+        if self.version < 130_000 {
+            findings.push(Finding::problem(format!(
+                "the server's version is {}: PostgreSQL 13 or later is needed",
+                self.version
+            )));
+        }
+        if self.in_recovery {
+            findings.push(Finding::problem(
+                "the server is a standby in recovery: connect the pool to the primary, the claim is a write",
+            ));
+        }
+        if matches!(self.synchronous_commit.as_str(), "off") {
+            findings.push(Finding::warning(
+                "synchronous_commit = off: a crash of the server can lose a commit after its message was acked; \
+                 set it to on",
+            ));
+        }
+        if self.fsync == "off" {
+            findings.push(Finding::warning(
+                "fsync = off: a power cut can lose a commit after its message was acked; set it to on",
+            ));
+        }
+        if self.prepared_transactions > 0 {
+            findings.push(Finding::warning(format!(
+                "max_prepared_transactions = {}: a handler that runs PREPARE TRANSACTION keeps its claim locked; \
+                 set it to 0 unless something else needs it",
+                self.prepared_transactions
+            )));
+        }
+        if let Some(limit) = self
+            .idle_limit
+            .filter(|limit| *limit < requisites.longest_handler)
+        {
+            findings.push(Finding::warning(format!(
+                "idle_in_transaction_session_timeout = {} ms is shorter than the longest handler timeout of {} ms: \
+                 a handler that waits for something else than the database is cut off earlier",
+                limit.as_millis(),
+                requisites.longest_handler.as_millis()
+            )));
+        }
+    }
+
+    /// Whether the server can notice a client that left while a statement runs.
+    async fn checks_connection(&self, conn: &mut PgConnection) -> bool {
+        if self.version < 140_000 {
+            return false;
+        }
+        let set = format!(
+            "BEGIN; SET LOCAL client_connection_check_interval = '{CONNECTION_CHECK}'; ROLLBACK"
+        );
+        let supported = conn
+            .execute(sqlx::raw_sql(AssertSqlSafe(set)))
+            .await
+            .is_ok();
+        if !supported {
+            // The failed text left the session in an aborted transaction that the driver does not know of.
+            let _ = conn.execute(sqlx::raw_sql("ROLLBACK")).await;
+        }
+        supported
+    }
+}
+
+/// The schema that holds the tables: the one asked for, else where the session's search path finds them, else
+/// where the search path would create them.
+async fn resolve_schema(conn: &mut PgConnection, tables: &Tables) -> Result<String, sqlx::Error> {
+    if let Some(schema) = tables.schema_name() {
+        return Ok(schema.to_owned());
+    }
+    let found: Option<String> = sqlx::query_scalar(
+        "SELECT COALESCE((SELECT n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+         WHERE c.oid = to_regclass($1)), current_schema()::text)",
+    )
+    .bind(quoted(tables.processed_name()))
+    .fetch_one(conn)
+    .await?;
+    Ok(found.unwrap_or_else(|| "public".to_owned()))
+}
+
+/// Settings whose value is a list of names, which a quoted literal would turn into one name.
+fn is_list_setting(name: &str) -> bool {
+    matches!(
+        name,
+        "search_path"
+            | "DateStyle"
+            | "local_preload_libraries"
+            | "session_preload_libraries"
+            | "temp_tablespaces"
+    )
+}
+
+/// A setting's name for SET: an extension's has a dot between two names.
+fn setting_name(name: &str) -> String {
+    name.split('.').map(quoted).collect::<Vec<_>>().join(".")
+}
+
+fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    // Zero means "no limit" to the server.
+    u64::try_from(duration.as_millis())
+        .unwrap_or(u64::MAX)
+        .clamp(1, i32::MAX as u64)
+}
+
+fn count(attempts: Option<i32>) -> u32 {
+    attempts.and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+}
+
+fn sqlstate(error: &sqlx::Error) -> Option<std::borrow::Cow<'_, str>> {
+    error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code)
+}

@@ -1,0 +1,440 @@
+//! SQLite: one writer, a file, `BEGIN IMMEDIATE`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::{AssertSqlSafe, Executor as _, Row as _, Sqlite};
+use sqlx_core::transaction::TransactionManager;
+
+use super::executor::executor_for_tx;
+use super::{
+    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, Finding, InboxDatabase, Inspection,
+    MigrationError, Requisites, Statement, TraceOfClaim, migrations, schema_findings,
+};
+use crate::dead_letter::{DeadLetter, FailureText};
+use crate::handler::Isolation;
+use crate::session::TransactionOptions;
+use crate::tables::{Tables, quoted};
+
+const MIGRATIONS: migrations::Published = &[(
+    1,
+    "inbox",
+    include_str!("../../migrations/sqlite/0001_inbox.sql"),
+)];
+
+/// After how many instructions of its virtual machine SQLite asks whether to go on: some microseconds.
+const PROGRESS_STEP: i32 = 1000;
+
+executor_for_tx!(Sqlite);
+
+impl super::sealed::Sealed for Sqlite {}
+
+/// Statement texts of SQLite, resolved at start-up.
+#[derive(Debug)]
+pub struct SqliteStatements {
+    claim: Statement,
+    history: Statement,
+    payload_hash: Statement,
+    trace: Statement,
+    withdraw: Statement,
+    dead_letter: Statement,
+    record_failure: Statement,
+    clear_failures: Statement,
+    claim_wait: Duration,
+}
+
+/// What the hooks of a prepared SQLite session look at.
+#[derive(Debug)]
+pub struct SqliteGuard {
+    /// Set while a COMMIT of ours runs: any other commit on this session is turned into a rollback.
+    armed: Arc<AtomicBool>,
+    /// Set when the statement that runs on this session shall end.
+    interrupted: Arc<AtomicBool>,
+    /// The name of the savepoint that proves the transaction, new for each.
+    fence: String,
+    /// `busy_timeout` as the pool handed the session out, in milliseconds.
+    busy_timeout: i64,
+}
+
+impl InboxDatabase for Sqlite {
+    const MAX_CONCURRENCY: Option<usize> = Some(1);
+    const ISOLATION_LEVELS: &'static [Isolation] = &[Isolation::ReadCommitted];
+
+    type Statements = SqliteStatements;
+    type Guard = SqliteGuard;
+
+    async fn migrate(conn: &mut SqliteConnection, tables: &Tables) -> Result<(), MigrationError> {
+        tables.check()?;
+        if let Some(schema) = tables.schema_name() {
+            return Err(MigrationError::NoSchemas {
+                database: <Self as sqlx::Database>::NAME,
+                schema: schema.to_owned(),
+            });
+        }
+        migrations::migrator(MIGRATIONS, tables, None)
+            .run_direct(None, conn, false)
+            .await?;
+        Ok(())
+    }
+
+    async fn inspect(
+        conn: &mut SqliteConnection,
+        tables: &Tables,
+        requisites: &Requisites,
+    ) -> Result<Inspection<Self>, sqlx::Error> {
+        let mut findings = Vec::new();
+        if let Some(schema) = tables.schema_name() {
+            findings.push(Finding::problem(format!(
+                "SQLite has no schemas: remove `.schema({schema:?})`"
+            )));
+        }
+        let file: Option<String> =
+            sqlx::query_scalar("SELECT file FROM pragma_database_list WHERE name = 'main'")
+                .fetch_optional(&mut *conn)
+                .await?;
+        if file.is_none_or(|file| file.is_empty()) {
+            findings.push(Finding::problem(
+                "the SQLite database is in memory: it is gone with its connection and not shared between the pool's \
+                 connections; open a file, for example `sqlite://inbox.db?mode=rwc`",
+            ));
+        }
+        let mut columns: Vec<(String, String)> = Vec::new();
+        for table in [
+            tables.processed_name(),
+            tables.dead_letters_name(),
+            tables.attempts_name(),
+        ] {
+            let found: Vec<String> = sqlx::query_scalar("SELECT name FROM pragma_table_info(?1)")
+                .bind(table)
+                .fetch_all(&mut *conn)
+                .await?;
+            columns.extend(found.into_iter().map(|column| (table.to_owned(), column)));
+        }
+        findings.extend(schema_findings(tables, |table| {
+            columns
+                .iter()
+                .filter(|(t, _)| t == table)
+                .map(|(_, column)| column.clone())
+                .collect()
+        }));
+        let journal: String = sqlx::query_scalar("PRAGMA journal_mode")
+            .fetch_one(&mut *conn)
+            .await?;
+        if matches!(journal.as_str(), "off" | "memory") {
+            findings.push(Finding::warning(format!(
+                "journal_mode = {journal}: a crash can corrupt the database after a message was acked; set it to wal"
+            )));
+        }
+        let synchronous: i64 = sqlx::query_scalar("PRAGMA synchronous")
+            .fetch_one(&mut *conn)
+            .await?;
+        if synchronous < 2 {
+            let name = if synchronous == 1 { "NORMAL" } else { "OFF" };
+            findings.push(Finding::warning(format!(
+                "synchronous = {name}: a power cut can lose a commit after its message was acked; set it to FULL"
+            )));
+        }
+        Ok(Inspection {
+            findings,
+            statements: SqliteStatements::new(tables, requisites.claim_wait),
+        })
+    }
+
+    async fn prepare(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+    ) -> Result<SqliteGuard, sqlx::Error> {
+        let busy_timeout: i64 = sqlx::query_scalar("PRAGMA busy_timeout")
+            .fetch_one(&mut *conn)
+            .await?;
+        set_busy_timeout(
+            conn,
+            i64::try_from(statements.claim_wait.as_millis()).unwrap_or(i64::MAX),
+        )
+        .await?;
+        let armed = Arc::new(AtomicBool::new(false));
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let mut handle = conn.lock_handle().await?;
+        handle.set_commit_hook({
+            let armed = Arc::clone(&armed);
+            move || armed.load(Ordering::Acquire)
+        });
+        handle.set_progress_handler(PROGRESS_STEP, {
+            let interrupted = Arc::clone(&interrupted);
+            move || !interrupted.load(Ordering::Acquire)
+        });
+        Ok(SqliteGuard {
+            armed,
+            interrupted,
+            fence: String::new(),
+            busy_timeout,
+        })
+    }
+
+    async fn reset(
+        conn: &mut SqliteConnection,
+        _statements: &SqliteStatements,
+        guard: &mut SqliteGuard,
+    ) -> Result<(), sqlx::Error> {
+        {
+            let mut handle = conn.lock_handle().await?;
+            handle.remove_commit_hook();
+            handle.remove_progress_handler();
+        }
+        set_busy_timeout(conn, guard.busy_timeout).await
+    }
+
+    fn interrupt(guard: &SqliteGuard) {
+        guard.interrupted.store(true, Ordering::Release);
+    }
+
+    fn begin_text(_statements: &SqliteStatements, _options: &TransactionOptions) -> String {
+        // IMMEDIATE: a transaction that starts as a reader and then writes can fail with SQLITE_BUSY_SNAPSHOT,
+        // which no waiting helps.
+        "BEGIN IMMEDIATE".to_owned()
+    }
+
+    async fn claim(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        guard: &mut SqliteGuard,
+        claim: &Claim<'_>,
+    ) -> Result<Claimed, sqlx::Error> {
+        let inserted = sqlx::query(statements.claim.text())
+            .bind(claim.key.message_id)
+            .bind(claim.key.consumer)
+            .bind(claim.message_type.as_deref())
+            .bind(claim.correlation_id.as_deref())
+            .bind(claim.payload_hash.as_bytes())
+            .execute(&mut *conn)
+            .await?;
+        if inserted.rows_affected() == 0 {
+            return Ok(Claimed::Duplicate);
+        }
+        let history = sqlx::query(statements.history.text())
+            .bind(claim.key.message_id)
+            .bind(claim.key.consumer)
+            .fetch_one(&mut *conn)
+            .await?;
+        // A name that no handler can have chosen: COMMIT and BEGIN, or a rollback, lose it.
+        guard.fence = format!("inbox_fence_{:016x}", fastrand::u64(..));
+        execute(conn, format!("SAVEPOINT {}", guard.fence)).await?;
+        Ok(Claimed::Won {
+            attempts: history.try_get(0)?,
+            dead: history.try_get(1)?,
+            mark: None,
+        })
+    }
+
+    async fn fence(
+        conn: &mut SqliteConnection,
+        _statements: &SqliteStatements,
+        guard: &mut SqliteGuard,
+        _key: ClaimKey<'_>,
+    ) -> Result<Fence, sqlx::Error> {
+        // SQLite has no aborted transactions: a swallowed error leaves the transaction as it was before the
+        // statement, or rolls all of it back, and then the savepoint is gone.
+        match execute(conn, format!("RELEASE {}", guard.fence)).await {
+            Ok(()) => Ok(Fence::Holds),
+            // SQLITE_ERROR, "no such savepoint"
+            Err(error) if result_code(&error) == Some(1) => Ok(Fence::Gone),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn commit(
+        conn: &mut SqliteConnection,
+        guard: &mut SqliteGuard,
+    ) -> Result<(), sqlx::Error> {
+        guard.armed.store(true, Ordering::Release);
+        let answer = <Self as sqlx::Database>::TransactionManager::commit(conn).await;
+        // Not reached when this future is dropped: the session is closed then.
+        guard.armed.store(false, Ordering::Release);
+        answer
+    }
+
+    fn is_known_rollback(error: &sqlx::Error) -> bool {
+        // BUSY and LOCKED leave the transaction open for the rollback that follows, FULL and CONSTRAINT (a
+        // deferred foreign key, the commit hook) roll back or leave it open. An I/O error proves nothing.
+        matches!(
+            result_code(error).map(|code| code & 0xff),
+            Some(5 | 6 | 13 | 19)
+        )
+    }
+
+    async fn payload_hash(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<Option<Option<Vec<u8>>>, sqlx::Error> {
+        let row: Option<SqliteRow> = sqlx::query(statements.payload_hash.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .fetch_optional(conn)
+            .await?;
+        row.map(|row| row.try_get(0)).transpose()
+    }
+
+    async fn trace(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        key: ClaimKey<'_>,
+        _mark: Option<&str>,
+    ) -> Result<TraceOfClaim, sqlx::Error> {
+        let found = sqlx::query(statements.trace.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .fetch_optional(conn)
+            .await?;
+        Ok(if found.is_some() {
+            TraceOfClaim::Ours
+        } else {
+            TraceOfClaim::Absent
+        })
+    }
+
+    async fn withdraw_claim(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        sqlx::query(statements.withdraw.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn store_dead_letter(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        letter: &DeadLetter<'_>,
+    ) -> Result<(), sqlx::Error> {
+        sqlx::query(statements.dead_letter.text())
+            .bind(letter.entry_key())
+            .bind(letter.source)
+            .bind(letter.consumer)
+            .bind(letter.storable_id())
+            .bind(letter.storable_type())
+            .bind(letter.handler)
+            .bind(letter.reason.as_str())
+            .bind(letter.text.as_str())
+            .bind(letter.attempts)
+            .bind(letter.headers_document())
+            .bind(&**letter.payload())
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    async fn record_failure(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        key: ClaimKey<'_>,
+        failure: &FailureText,
+    ) -> Result<AttemptRecord, sqlx::Error> {
+        let attempts: u32 = sqlx::query_scalar(statements.record_failure.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .bind(failure.as_str())
+            .fetch_one(conn)
+            .await?;
+        Ok(AttemptRecord { attempts })
+    }
+
+    async fn clear_failures(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        sqlx::query(statements.clear_failures.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .execute(conn)
+            .await?;
+        Ok(())
+    }
+
+    fn classify(error: &sqlx::Error) -> ErrorClass {
+        match error {
+            sqlx::Error::Database(_) => match result_code(error).map(|code| code & 0xff) {
+                // SQLITE_BUSY in all its forms, SQLITE_LOCKED
+                Some(5 | 6) => ErrorClass::Transient,
+                // SQLITE_NOMEM, SQLITE_IOERR, SQLITE_FULL, SQLITE_CANTOPEN
+                Some(7 | 10 | 13 | 14) => ErrorClass::Outage,
+                _ => ErrorClass::Statement,
+            },
+            sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => ErrorClass::Outage,
+            sqlx::Error::Io(_) | sqlx::Error::WorkerCrashed => ErrorClass::Lost,
+            _ => ErrorClass::Statement,
+        }
+    }
+}
+
+impl SqliteStatements {
+    fn new(tables: &Tables, claim_wait: Duration) -> Self {
+        // With the schema: a handler's temporary table of the same name would be found first.
+        let qualified = |name: &str| format!("main.{}", quoted(name));
+        let processed = qualified(tables.processed_name());
+        let dead_letters = qualified(tables.dead_letters_name());
+        let attempts = qualified(tables.attempts_name());
+        let key = "message_id = ?1 AND consumer_name = ?2";
+        let now = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
+        Self {
+            claim: Statement::new(format!(
+                "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
+                 VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (message_id, consumer_name) DO NOTHING"
+            )),
+            history: Statement::new(format!(
+                "SELECT COALESCE((SELECT attempts FROM {attempts} WHERE {key}), 0), \
+                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
+            )),
+            payload_hash: Statement::new(format!(
+                "SELECT payload_hash FROM {processed} WHERE {key}"
+            )),
+            trace: Statement::new(format!("SELECT 1 FROM {processed} WHERE {key}")),
+            withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
+            dead_letter: Statement::new(format!(
+                "INSERT INTO {dead_letters} AS entry (entry_key, source, consumer_name, message_id, message_type, \
+                 handler, reason, failure, attempts, headers, payload, first_failed_at) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, \
+                 COALESCE((SELECT first_failed_at FROM {attempts} WHERE message_id = ?4 AND consumer_name = ?3), {now})) \
+                 ON CONFLICT (entry_key) DO UPDATE SET replayed_at = NULL, reason = excluded.reason, \
+                 failure = excluded.failure, handler = excluded.handler, \
+                 attempts = max(entry.attempts, excluded.attempts), last_failed_at = {now}"
+            )),
+            record_failure: Statement::new(format!(
+                "INSERT INTO {attempts} AS counted (message_id, consumer_name, attempts, last_failure) \
+                 VALUES (?1, ?2, 1, ?3) ON CONFLICT (message_id, consumer_name) DO UPDATE SET \
+                 attempts = counted.attempts + 1, last_failed_at = {now}, last_failure = excluded.last_failure \
+                 RETURNING attempts"
+            )),
+            clear_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
+            claim_wait,
+        }
+    }
+}
+
+async fn set_busy_timeout(
+    conn: &mut SqliteConnection,
+    milliseconds: i64,
+) -> Result<(), sqlx::Error> {
+    execute(conn, format!("PRAGMA busy_timeout = {milliseconds}")).await
+}
+
+/// Runs a text made of names and numbers of ours, unprepared.
+async fn execute(conn: &mut SqliteConnection, text: String) -> Result<(), sqlx::Error> {
+    conn.execute(sqlx::raw_sql(AssertSqlSafe(text))).await?;
+    Ok(())
+}
+
+/// SQLite's extended result code.
+fn result_code(error: &sqlx::Error) -> Option<i32> {
+    error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code)
+        .and_then(|code| code.parse().ok())
+}

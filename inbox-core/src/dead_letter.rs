@@ -1,0 +1,274 @@
+use std::fmt;
+
+use bytes::Bytes;
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use crate::db::PayloadHash;
+use crate::envelope::{Envelope, Headers};
+
+/// Why a message was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeadLetterReason {
+    /// It has no id, or one that cannot be a dedup key.
+    InvalidId,
+    /// No handler takes its type.
+    UnknownType,
+    /// Its payload cannot be decoded.
+    Undecodable,
+    /// Its handler failed `max_attempts` times.
+    AttemptsExhausted,
+    /// Its handler rejected it.
+    Rejected,
+    /// Its handler ended the runtime's transaction and made its claim durable: whether the effect is complete
+    /// is for a person to decide. The claim stays.
+    Escaped,
+}
+
+impl DeadLetterReason {
+    /// The word that is stored.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidId => "invalid_id",
+            Self::UnknownType => "unknown_type",
+            Self::Undecodable => "undecodable",
+            Self::AttemptsExhausted => "attempts_exhausted",
+            Self::Rejected => "rejected",
+            Self::Escaped => "escaped",
+        }
+    }
+}
+
+impl fmt::Display for DeadLetterReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A failure's text in a form that every database can store: U+0000 is written as `\0`, and what is longer
+/// than [`FailureText::MAX_BYTES`] is cut on a character border and marked as cut.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailureText(String);
+
+impl FailureText {
+    /// The longest text kept, in bytes, without the mark.
+    pub const MAX_BYTES: usize = 4000;
+
+    /// Makes `text` storable.
+    #[must_use]
+    pub fn new(text: impl fmt::Display) -> Self {
+        let mut text = text.to_string().replace('\0', "\\0");
+        if text.len() > Self::MAX_BYTES {
+            let full = text.len();
+            text.truncate(text.floor_char_boundary(Self::MAX_BYTES));
+            text.push_str(&format!("... [cut, {full} bytes in all]"));
+        }
+        Self(text)
+    }
+
+    /// An error with everything in its `source()` chain.
+    #[must_use]
+    pub fn of_error(error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut text = String::new();
+        for part in crate::error::chain(error).map(ToString::to_string) {
+            // Wrappers often repeat their cause's text.
+            if !text.contains(&part) {
+                if !text.is_empty() {
+                    text.push_str(": ");
+                }
+                text.push_str(&part);
+            }
+        }
+        Self::new(text)
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A message that was given up, as it is written to the table of dead letters.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct DeadLetter<'a> {
+    /// The source that delivered it.
+    pub source: &'a str,
+    /// The consumer that gave it up; `None` when no consumer takes it.
+    pub consumer: Option<&'a str>,
+    /// The handler's name, for people.
+    pub handler: Option<&'a str>,
+    /// The id, valid or not.
+    pub id: Option<&'a str>,
+    /// The message, whose payload and headers are kept as they are.
+    pub envelope: &'a Envelope,
+    /// Why.
+    pub reason: DeadLetterReason,
+    /// Why, in words.
+    pub text: &'a FailureText,
+    /// How many failures were counted.
+    pub attempts: u32,
+}
+
+impl<'a> DeadLetter<'a> {
+    /// A dead letter without consumer, handler, id and attempts.
+    #[must_use]
+    pub const fn new(
+        source: &'a str,
+        envelope: &'a Envelope,
+        reason: DeadLetterReason,
+        text: &'a FailureText,
+    ) -> Self {
+        Self {
+            source,
+            consumer: None,
+            handler: None,
+            id: None,
+            envelope,
+            reason,
+            text,
+            attempts: 0,
+        }
+    }
+
+    /// The key under which a second copy of the same entry reopens it instead of adding one: source, consumer,
+    /// id (or, without one, the payload alone) and payload.
+    #[must_use]
+    pub fn entry_key(&self) -> Vec<u8> {
+        let mut hash = Sha256::new();
+        let payload = PayloadHash::of(&self.envelope.payload);
+        let parts: [&[u8]; 5] = [
+            self.source.as_bytes(),
+            self.consumer.unwrap_or_default().as_bytes(),
+            if self.id.is_some() { b"id" } else { b"" },
+            self.id.unwrap_or_default().as_bytes(),
+            payload.as_bytes(),
+        ];
+        for part in parts {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        hash.finalize().to_vec()
+    }
+
+    /// The id as text that every database can store: U+0000 escaped, and cut where it is absurdly long.
+    #[must_use]
+    pub fn storable_id(&self) -> Option<String> {
+        self.id.map(|id| FailureText::new(id).0)
+    }
+
+    /// The message type as text that every database can store.
+    #[must_use]
+    pub fn storable_type(&self) -> Option<String> {
+        self.envelope
+            .type_name()
+            .map(|name| FailureText::new(name).0)
+    }
+
+    /// The payload.
+    #[must_use]
+    pub fn payload(&self) -> &Bytes {
+        &self.envelope.payload
+    }
+
+    /// Headers and native properties as a JSON document of ASCII text, whatever bytes they hold.
+    #[must_use]
+    pub fn headers_document(&self) -> String {
+        let envelope = self.envelope;
+        let document = json!({
+            "id": envelope.id,
+            "type": envelope.message_type,
+            "content_type": envelope.content_type,
+            "correlation_id": envelope.correlation_id,
+            "key": envelope.key,
+            "headers": headers_as_json(&envelope.headers),
+        });
+        ascii(&document.to_string())
+    }
+}
+
+/// `[[name, text], [name, {"bytes": [..]}], ..]`: a list, because names repeat; bytes where a value is no text.
+fn headers_as_json(headers: &Headers) -> serde_json::Value {
+    headers
+        .iter()
+        .map(|(name, value)| match std::str::from_utf8(value) {
+            Ok(text) => json!([name, text]),
+            Err(_) => json!([name, { "bytes": value }]),
+        })
+        .collect()
+}
+
+/// Escapes everything outside ASCII in a JSON document, so that no server encoding can refuse it.
+fn ascii(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    let mut units = [0_u16; 2];
+    for c in json.chars() {
+        if c.is_ascii() {
+            out.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut units) {
+                out.push_str(&format!("\\u{unit:04x}"));
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_on_a_character_border_and_marked() {
+        let text = FailureText::new(format!("\0{}", "😀".repeat(5000)));
+        assert!(text.as_str().starts_with("\\0😀"));
+        assert!(text.as_str().ends_with("[cut, 20002 bytes in all]"));
+        assert!(!text.as_str().contains('\0'));
+    }
+
+    #[test]
+    fn headers_of_any_bytes_become_a_document_of_ascii() {
+        let envelope = Envelope::new("")
+            .header("é", "a\0b")
+            .header("raw", vec![0xff, 0x00]);
+        let text = FailureText::new("");
+        let document = DeadLetter::new("s", &envelope, DeadLetterReason::Undecodable, &text)
+            .headers_document();
+        assert!(
+            document.is_ascii() && !document.contains('\0'),
+            "{document}"
+        );
+        let read: serde_json::Value = serde_json::from_str(&document).unwrap();
+        assert_eq!(
+            read["headers"],
+            json!([["é", "a\0b"], ["raw", { "bytes": [255, 0] }]])
+        );
+    }
+
+    #[test]
+    fn the_entry_key_tells_entries_apart() {
+        let envelope = Envelope::new("body");
+        let text = FailureText::new("x");
+        let base = DeadLetter::new("orders", &envelope, DeadLetterReason::Undecodable, &text);
+        let with = |f: &dyn Fn(&mut DeadLetter<'_>)| {
+            let mut letter = base.clone();
+            f(&mut letter);
+            letter.entry_key()
+        };
+        let other = Envelope::new("other");
+        assert_eq!(base.entry_key(), with(&|l| l.attempts = 7));
+        assert_ne!(base.entry_key(), with(&|l| l.id = Some("")));
+        assert_ne!(base.entry_key(), with(&|l| l.consumer = Some("billing")));
+        assert_ne!(
+            base.entry_key(),
+            DeadLetter {
+                envelope: &other,
+                ..base.clone()
+            }
+            .entry_key()
+        );
+    }
+}

@@ -1,0 +1,63 @@
+//! Traits, transaction, message types and SQL of the inbox framework: what a crate of handlers, a broker
+//! adapter or a database needs to know, without an executor and without any broker.
+//!
+//! An application depends on `inbox-runtime`, which re-exports everything here; a library of handlers
+//! depends on this crate alone.
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `postgres` | yes | [`InboxDatabase`] for PostgreSQL |
+//! | `sqlite` | no | [`InboxDatabase`] for SQLite |
+//! | `macros` | yes | the attribute [`macro@inbox_handler`] |
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[doc(hidden)]
+pub mod __private;
+mod consumer;
+mod db;
+mod dead_letter;
+mod delivery;
+mod envelope;
+mod error;
+mod extract;
+mod handler;
+mod identity;
+mod incoming;
+mod message;
+mod session;
+mod source;
+mod tables;
+mod tx;
+
+pub use consumer::{ConsumerName, InvalidConsumerName};
+pub use db::{
+    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, Finding, InboxDatabase, Inspection,
+    MigrationError, PayloadHash, Requisites, Severity, TraceOfClaim,
+};
+pub use dead_letter::{DeadLetter, DeadLetterReason, FailureText};
+pub use delivery::Delivery;
+pub use envelope::{Envelope, Headers};
+pub use error::{BoxError, CallError, DecodeError, ExtractError, HandlerError, HandlerOutcome};
+pub use extract::{
+    Attempt, FromDelivery, IdempotencyKey, Requirements, State, StateMap, StateRequirement,
+};
+pub use handler::{DedupKey, Handler, HandlerFuture, HandlerSpec, Isolation};
+pub use identity::{
+    CLOUD_EVENTS_JSON, IdProblem, IdSource, InvalidMessageId, MAX_ID_BYTES, MessageId,
+    broker_side_identifier,
+};
+pub use incoming::Incoming;
+pub use message::Message;
+pub use session::{Layout, Session, TransactionOptions};
+pub use source::{
+    Assignment, Capabilities, Deliveries, PublishError, Publisher, Settle, SettleError,
+    SettleToken, Source, SourceError, Verdict,
+};
+pub use tables::{InvalidTableNames, Tables};
+pub use tx::{HandlerTx, Savepoint, Tx};
+
+#[cfg(feature = "macros")]
+#[doc = include_str!("../docs/inbox_handler.md")]
+pub use inbox_macros::inbox_handler;

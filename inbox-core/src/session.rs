@@ -1,0 +1,253 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::Pool;
+use sqlx_core::transaction::TransactionManager;
+
+use crate::db::{
+    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, InboxDatabase, TraceOfClaim,
+};
+use crate::dead_letter::{DeadLetter, FailureText};
+use crate::error::HandlerError;
+use crate::handler::Isolation;
+use crate::tx::{OnDrop, Tx, database_error};
+
+/// What a transaction must state when it begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TransactionOptions {
+    /// The isolation level.
+    pub isolation: Isolation,
+    /// How long the claim may wait for a copy that is in work elsewhere.
+    pub claim_wait: Duration,
+    /// How long the transaction may sit idle before the server ends it: what frees the locks of a process
+    /// that the network has cut off.
+    pub idle_limit: Duration,
+}
+
+/// The statements of one inbox, resolved at start-up and shared by its sessions.
+pub struct Layout<Db: InboxDatabase> {
+    statements: Db::Statements,
+}
+
+impl<Db: InboxDatabase> Layout<Db> {
+    /// A layout from what start-up found.
+    #[must_use]
+    pub const fn new(statements: Db::Statements) -> Self {
+        Self { statements }
+    }
+
+    /// The text that begins a transaction with these options; built once, because a worker uses it for every
+    /// message.
+    #[must_use]
+    pub fn begin_text(&self, options: &TransactionOptions) -> Arc<str> {
+        Db::begin_text(&self.statements, options).into()
+    }
+}
+
+impl<Db: InboxDatabase> fmt::Debug for Layout<Db> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Layout").field(&self.statements).finish()
+    }
+}
+
+/// A prepared connection of a worker, from checkout to release: the runtime's side of [`Tx`].
+///
+/// Only the runtime holds one, a handler sees the [`Tx`] inside. Dropping a session at any point closes its
+/// connection, and the server rolls back; [`Session::release`] is the only way back to the pool.
+pub struct Session<Db: InboxDatabase> {
+    tx: Tx<Db>,
+    layout: Arc<Layout<Db>>,
+    guard: Db::Guard,
+}
+
+impl<Db: InboxDatabase> Session<Db> {
+    /// Takes a connection from the pool and prepares it.
+    ///
+    /// # Errors
+    ///
+    /// What the pool or the database answers.
+    pub async fn open(pool: &Pool<Db>, layout: Arc<Layout<Db>>) -> Result<Self, sqlx::Error> {
+        let mut tx = Tx::of_worker(pool.acquire().await?);
+        let guard = Db::prepare(tx.conn(), &layout.statements).await?;
+        Ok(Self { tx, layout, guard })
+    }
+
+    /// Resets the connection and returns it to the pool; whatever goes wrong closes it.
+    pub async fn release(mut self) {
+        if Db::reset(self.tx.conn(), &self.layout.statements, &mut self.guard)
+            .await
+            .is_ok()
+        {
+            self.tx.set_on_drop(OnDrop::Return);
+        }
+    }
+
+    /// Begins a transaction and claims a message in its first statement.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers. The transaction may be open then: [`Session::roll_back`] or drop.
+    pub async fn claim(
+        &mut self,
+        begin: &Arc<str>,
+        claim: &Claim<'_>,
+    ) -> Result<Claimed, sqlx::Error> {
+        self.begin(begin).await?;
+        Db::claim(
+            self.tx.conn(),
+            &self.layout.statements,
+            &mut self.guard,
+            claim,
+        )
+        .await
+    }
+
+    /// Begins a transaction for bookkeeping.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn begin(&mut self, begin: &Arc<str>) -> Result<(), sqlx::Error> {
+        use sqlx::SqlSafeStr as _;
+        self.tx.forget_errors();
+        // Safe: built from checked names and numbers, see `InboxDatabase::begin_text`.
+        let text = sqlx::AssertSqlSafe(Arc::clone(begin)).into_sql_str();
+        Db::TransactionManager::begin(self.tx.conn(), Some(text)).await
+    }
+
+    /// The transaction as the handler gets it.
+    pub const fn tx(&mut self) -> &mut Tx<Db> {
+        &mut self.tx
+    }
+
+    /// Proves that the open transaction is still the one that claimed `key`.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers, other than what the fence is there to find.
+    pub async fn fence(&mut self, key: ClaimKey<'_>) -> Result<Fence, sqlx::Error> {
+        Db::fence(
+            self.tx.conn(),
+            &self.layout.statements,
+            &mut self.guard,
+            key,
+        )
+        .await
+    }
+
+    /// Commits. Dropping this future leaves the outcome unknown, like losing the connection.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers; [`InboxDatabase::is_known_rollback`] tells what it means.
+    pub async fn commit(&mut self) -> Result<(), sqlx::Error> {
+        Db::commit(self.tx.conn(), &mut self.guard).await
+    }
+
+    /// Rolls back whatever is open.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers; drop the session then.
+    pub async fn roll_back(&mut self) -> Result<(), sqlx::Error> {
+        // A handler may have left savepoints open behind it.
+        while Db::TransactionManager::get_transaction_depth(&self.tx) > 0 {
+            Db::TransactionManager::rollback(self.tx.conn()).await?;
+        }
+        Ok(())
+    }
+
+    /// The payload hash of an existing claim; outer `None`: the claim is gone.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn payload_hash(
+        &mut self,
+        key: ClaimKey<'_>,
+    ) -> Result<Option<Option<Vec<u8>>>, sqlx::Error> {
+        Db::payload_hash(self.tx.conn(), &self.layout.statements, key).await
+    }
+
+    /// Whether a claim is committed, outside any transaction.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn trace(
+        &mut self,
+        key: ClaimKey<'_>,
+        mark: Option<&str>,
+    ) -> Result<TraceOfClaim, sqlx::Error> {
+        Db::trace(self.tx.conn(), &self.layout.statements, key, mark).await
+    }
+
+    /// Deletes the claim that the open transaction made.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn withdraw_claim(&mut self, key: ClaimKey<'_>) -> Result<(), sqlx::Error> {
+        Db::withdraw_claim(self.tx.conn(), &self.layout.statements, key).await
+    }
+
+    /// Stores a dead letter in the open transaction.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn store_dead_letter(&mut self, letter: &DeadLetter<'_>) -> Result<(), sqlx::Error> {
+        Db::store_dead_letter(self.tx.conn(), &self.layout.statements, letter).await
+    }
+
+    /// Counts a failure in the open transaction.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn record_failure(
+        &mut self,
+        key: ClaimKey<'_>,
+        failure: &FailureText,
+    ) -> Result<AttemptRecord, sqlx::Error> {
+        Db::record_failure(self.tx.conn(), &self.layout.statements, key, failure).await
+    }
+
+    /// Forgets the counted failures in the open transaction.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn clear_failures(&mut self, key: ClaimKey<'_>) -> Result<(), sqlx::Error> {
+        Db::clear_failures(self.tx.conn(), &self.layout.statements, key).await
+    }
+
+    /// What kind of database error made a handler fail, if one did: found in the source chain of what it
+    /// returned, or remembered by [`Tx`] from its last statement.
+    #[must_use]
+    pub fn cause_of(&self, error: &HandlerError) -> Option<ErrorClass> {
+        database_error::<Db>(error, self.tx.last_error())
+    }
+
+    /// The text of the error that the last statement through [`Tx`] answered, if it failed.
+    #[must_use]
+    pub fn last_statement_error(&self) -> Option<&str> {
+        self.tx.last_error().map(|(_, text)| text.as_str())
+    }
+}
+
+impl<Db: InboxDatabase> Drop for Session<Db> {
+    fn drop(&mut self) {
+        // After a reset there is nothing left that could be interrupted.
+        Db::interrupt(&self.guard);
+    }
+}
+
+impl<Db: InboxDatabase> fmt::Debug for Session<Db> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("guard", &self.guard)
+            .finish_non_exhaustive()
+    }
+}

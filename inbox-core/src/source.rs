@@ -1,0 +1,241 @@
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::delivery::Delivery;
+use crate::envelope::Envelope;
+use crate::error::BoxError;
+use crate::identity::IdSource;
+
+/// A place that messages come from: a queue, a topic, a stream.
+///
+/// A source is a description; [`Source::open`] connects. The runtime opens it again, with back-off, whenever
+/// an [`Assignment`] ended, so an adapter neither reconnects by itself nor hides that a connection was lost.
+#[async_trait]
+pub trait Source: Send + Sync + 'static {
+    /// The messaging system, in OpenTelemetry's words (`rabbitmq`, `kafka`, ...).
+    fn system(&self) -> &'static str;
+
+    /// What the broker behind it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Where this source looks for a message's id, in order.
+    fn id_sources(&self) -> Vec<IdSource>;
+
+    /// What is wrong with the configuration, each finding naming the value and the remedy. Connects nowhere.
+    fn problems(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Connects and starts consuming, with at most `prefetch` unsettled deliveries.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError`]; the runtime logs it and tries again.
+    async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError>;
+}
+
+/// What the runtime must know of a broker to decide about a delivery that is not acked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The longest delay that the broker itself can put before a redelivery; `None`: it has no delays, and
+    /// the runtime holds the delivery instead.
+    pub longest_delay: Option<Duration>,
+    /// Whether handing a delivery back uses up a counter that makes the broker drop or move the message.
+    pub counts_hand_backs: bool,
+    /// How long the broker waits for a settle before it takes the delivery away; `None`: no limit is known.
+    pub settle_window: Option<Duration>,
+}
+
+impl Capabilities {
+    /// A broker without delays, that counts what is handed back, and without a known time limit.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            longest_delay: None,
+            counts_hand_backs: true,
+            settle_window: None,
+        }
+    }
+
+    /// Sets the longest delay.
+    #[must_use]
+    pub const fn longest_delay(mut self, delay: Duration) -> Self {
+        self.longest_delay = Some(delay);
+        self
+    }
+
+    /// Sets whether a hand-back is counted.
+    #[must_use]
+    pub const fn counts_hand_backs(mut self, counts: bool) -> Self {
+        self.counts_hand_backs = counts;
+        self
+    }
+
+    /// Sets the time limit of a delivery.
+    #[must_use]
+    pub const fn settle_window(mut self, window: Duration) -> Self {
+        self.settle_window = Some(window);
+        self
+    }
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// An open stream of deliveries together with the one way to settle them: a channel, a set of partitions.
+///
+/// When it is gone, its tokens are void: they settle nothing anywhere else.
+pub struct Assignment {
+    /// Yields the deliveries.
+    pub deliveries: Box<dyn Deliveries>,
+    /// Settles them.
+    pub settle: Arc<dyn Settle>,
+}
+
+impl fmt::Debug for Assignment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Assignment")
+    }
+}
+
+/// The deliveries of one assignment.
+#[async_trait]
+pub trait Deliveries: Send {
+    /// The next delivery; `None` when the assignment ended in an orderly way.
+    ///
+    /// Must be safe to drop at every await point: a delivery taken from the broker must not be lost with the
+    /// future.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError`] when the assignment is lost; nothing more comes from it.
+    async fn next(&mut self) -> Result<Option<Delivery>, SourceError>;
+
+    /// Stops taking new deliveries, while the ones taken can still be settled.
+    async fn stop(&mut self) {}
+}
+
+/// Settles the deliveries of one assignment.
+#[async_trait]
+pub trait Settle: Send + Sync {
+    /// Settles each delivery by its verdict and answers each, in order.
+    ///
+    /// An assignment that is gone answers [`SettleError::Gone`]: the broker delivers the message again.
+    async fn settle(&self, verdicts: Vec<(SettleToken, Verdict)>) -> Vec<Result<(), SettleError>>;
+}
+
+/// The right to settle one delivery once. Cannot be copied; [`Settle::settle`] consumes it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct SettleToken(u64);
+
+impl SettleToken {
+    /// A token with the adapter's own number of the delivery (AMQP: the delivery tag).
+    #[must_use]
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The adapter's number.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        self.0
+    }
+}
+
+/// What becomes of a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// The message is done for here: processed, known, or kept as a dead letter.
+    Ack,
+    /// The broker shall deliver it again, no earlier than after `delay` where it can delay.
+    HandBack {
+        /// At most [`Capabilities::longest_delay`]; `None`: at once.
+        delay: Option<Duration>,
+    },
+}
+
+/// Why a delivery was not settled. Never an error of its message: it comes again and is then a duplicate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettleError {
+    /// The assignment ended before; the token is void.
+    #[error("the assignment is gone; the broker delivers the message again")]
+    Gone,
+    /// The broker refused or could not be asked.
+    #[error("the delivery was not settled")]
+    Failed(#[source] BoxError),
+}
+
+/// Why a source cannot be opened, or an assignment was lost.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct SourceError {
+    what: String,
+    #[source]
+    source: Option<BoxError>,
+}
+
+impl SourceError {
+    /// An error that says what was tried.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            source: None,
+        }
+    }
+
+    /// An error with its cause.
+    pub fn caused(what: impl Into<String>, source: impl Into<BoxError>) -> Self {
+        Self {
+            what: what.into(),
+            source: Some(source.into()),
+        }
+    }
+}
+
+/// Publishes messages to a broker and knows when the broker has them.
+#[async_trait]
+pub trait Publisher: Send + Sync {
+    /// Publishes `envelope` to `destination` and returns when the broker has confirmed it.
+    ///
+    /// # Errors
+    ///
+    /// [`PublishError`]: without a positive confirm the message counts as not published.
+    async fn publish(&self, destination: &str, envelope: &Envelope) -> Result<(), PublishError>;
+}
+
+/// Why a message counts as not published.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PublishError {
+    /// The broker took it and knows no place to put it.
+    #[error("the broker cannot route the message to `{destination}`")]
+    Unroutable {
+        /// Where it should have gone.
+        destination: String,
+    },
+    /// The broker refused it.
+    #[error("the broker refused the message for `{destination}`")]
+    Refused {
+        /// Where it should have gone.
+        destination: String,
+    },
+    /// The broker could not be asked, or did not answer.
+    #[error("the message for `{destination}` was not published")]
+    Failed {
+        /// Where it should have gone.
+        destination: String,
+        /// Why.
+        #[source]
+        source: BoxError,
+    },
+}
