@@ -1,7 +1,7 @@
 //! The type of the function's name, which carries `handler()`. It lives in the type namespace, so one `use` imports
 //! both and the function stays callable.
 
-use proc_macro2::{TokenStream, TokenTree};
+use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::{Attribute, Ident, Meta, Visibility};
 
@@ -13,12 +13,21 @@ use syn::{Attribute, Ident, Meta, Visibility};
 /// pub struct charge { _private: () }
 /// ```
 pub(crate) fn declare(vis: &Visibility, name: &Ident, cfgs: &[Attribute]) -> TokenStream {
+    let name = generated(name);
     quote_spanned! {name.span()=>
         #(#cfgs)*
         #[doc(hidden)]
         #[allow(non_camel_case_types)]
         #vis struct #name { _private: () }
     }
+}
+
+/// The name where the user wrote it, but known to be the macro's. A handler that is never used is reported once, for
+/// the function, and not for its companion.
+pub(crate) fn generated(name: &Ident) -> Ident {
+    let mut generated = name.clone();
+    generated.set_span(Span::call_site().located_at(name.span()));
+    generated
 }
 
 /// The conditions among the attributes, for items that exist only if the function does.

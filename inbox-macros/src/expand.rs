@@ -4,7 +4,6 @@ use crate::args::Args;
 use crate::companion;
 use crate::model::{Handler, Parameters};
 use crate::path::Root;
-use crate::types::without_elided;
 use crate::values::{DedupKey, Isolation, Names};
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
@@ -48,6 +47,7 @@ pub(crate) fn handler(handler: &Handler<'_>, root: &Root) -> TokenStream {
 
 fn constructor(handler: &Handler<'_>) -> TokenStream {
     let Handler { vis, name, .. } = handler;
+    let name = companion::generated(name);
     quote_spanned! {name.span()=>
         impl #name {
             /// The handler, to be registered with the builder of the inbox.
@@ -66,11 +66,10 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
         args,
         ..
     } = handler;
-    let transaction = parameters.transaction;
+    let transaction = &parameters.transaction;
     // An error in the header is the transaction's: the same span keeps rustc from repeating it at the attribute.
     let place = transaction.span();
     let at = root.at(place);
-    let database = without_elided(transaction.to_token_stream());
     // The wrapper mentions the function.
     let allow = handler
         .is_deprecated
@@ -87,7 +86,7 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
         #[automatically_derived]
         #allow
         impl #at::__private::Handler for #name {
-            type Db = <#database as #at::__private::HandlerTx>::Db;
+            type Db = <#transaction as #at::__private::HandlerTx>::Db;
             const SPEC: #at::__private::HandlerSpec = #spec;
             #requirements
             fn call<'a>(

@@ -6,7 +6,7 @@ use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 use syn::ext::IdentExt;
 use syn::parse::discouraged::Speculative;
 use syn::parse::{ParseStream, Parser};
-use syn::{Abi, Attribute, Signature, Token, Visibility};
+use syn::{Abi, Attribute, Path, Signature, Token, Visibility};
 
 /// A function with as much of its signature as could be read.
 pub(crate) struct HandlerFn {
@@ -46,9 +46,23 @@ impl HandlerFn {
         }
     }
 
-    /// Whether it can only stand in an `impl` or a `trait`, where no type can be declared beside it.
-    pub(crate) fn is_associated(&self) -> bool {
-        self.semicolon.is_some()
+    /// The further `#[inbox_handler]`s.
+    pub(crate) fn repeated(&self) -> impl Iterator<Item = &Attribute> {
+        let is_handler = |path: &Path| {
+            path.segments
+                .last()
+                .is_some_and(|last| last.ident == "inbox_handler")
+        };
+        self.attrs
+            .iter()
+            .filter(move |attr| is_handler(attr.path()))
+    }
+
+    /// Whether nothing may be declared beside it: it can only be in an `impl` or a `trait`, or a further
+    /// `#[inbox_handler]` declares the same.
+    pub(crate) fn stands_alone(&self) -> bool {
+        self.repeated().next().is_some()
+            || self.semicolon.is_some()
             || self.signature.as_ref().is_ok_and(|signature| {
                 signature.receiver().is_some() || types::mentions_self(signature)
             })

@@ -30,7 +30,7 @@ use proc_macro::TokenStream;
 /// Makes an inbox handler of an `async fn`: register it with `.register(name::handler())`.
 #[proc_macro_attribute]
 pub fn inbox_handler(args: TokenStream, item: TokenStream) -> TokenStream {
-    handler::expand(args.into(), item.into(), Root::of_crate("inbox_core")).into()
+    handler::expand(args.into(), item.into(), Root::Crate("inbox_core")).into()
 }
 
 /// Makes an inbox handler of an `async fn`: register it with `.register(name::handler())`.
@@ -38,5 +38,5 @@ pub fn inbox_handler(args: TokenStream, item: TokenStream) -> TokenStream {
 /// `inbox-runtime` re-exports this one as `inbox_handler`, so that an application needs no other dependency.
 #[proc_macro_attribute]
 pub fn inbox_handler_runtime(args: TokenStream, item: TokenStream) -> TokenStream {
-    handler::expand(args.into(), item.into(), Root::of_crate("inbox_runtime")).into()
+    handler::expand(args.into(), item.into(), Root::Crate("inbox_runtime")).into()
 }

@@ -1,7 +1,7 @@
 //! The validated definition.
 
 use crate::args::Args;
-use proc_macro2::Ident;
+use proc_macro2::{Ident, TokenStream};
 use syn::{Attribute, Type, Visibility};
 
 /// A handler that can be generated.
@@ -20,6 +20,6 @@ pub(crate) struct Handler<'f> {
 pub(crate) struct Parameters<'f> {
     pub(crate) message: &'f Type,
     /// What the `&mut` points to.
-    pub(crate) transaction: &'f Type,
+    pub(crate) transaction: TokenStream,
     pub(crate) extractors: Vec<&'f Type>,
 }

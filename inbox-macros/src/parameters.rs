@@ -172,7 +172,9 @@ fn roles<'f>(
     }
     Some(Parameters {
         message: &message.ty,
-        transaction: &types::reference(&transaction.ty)?.elem,
+        transaction: types::without_elided(
+            types::reference(&transaction.ty)?.elem.to_token_stream(),
+        ),
         extractors: extractors.iter().map(|extractor| &*extractor.ty).collect(),
     })
 }

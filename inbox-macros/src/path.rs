@@ -3,20 +3,19 @@
 use crate::diag::Finding;
 use crate::options::AttrOption;
 use crate::values::literal;
-use proc_macro2::{Group, Ident, Span, TokenStream, TokenTree};
-use quote::{ToTokens, quote};
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{ToTokens, quote_spanned};
 use syn::{Expr, Path};
 
 /// An absolute path to `inbox-core`, `inbox-runtime` or a re-export of one of them.
-pub(crate) struct Root(TokenStream);
+pub(crate) enum Root {
+    /// A crate in the extern prelude.
+    Crate(&'static str),
+    /// What the user wrote.
+    Given(Path),
+}
 
 impl Root {
-    /// The crate of this name in the extern prelude.
-    pub(crate) fn of_crate(name: &str) -> Self {
-        let name = Ident::new(name, Span::call_site());
-        Self(quote!(::#name))
-    }
-
     /// Reads `crate = "::path"` or `crate = ::path`.
     pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<Self, Finding> {
         let path = match literal::peel(value) {
@@ -33,7 +32,7 @@ impl Root {
             }
         };
         if is_absolute(&path) {
-            return Ok(Self(path.into_token_stream()));
+            return Ok(Self::Given(path));
         }
         Err(Finding::new(value, "the `crate` path must be absolute")
             .help("start with `::` or `crate::`"))
@@ -41,7 +40,13 @@ impl Root {
 
     /// The path, located at `span`, so that an error in generated code appears there.
     pub(crate) fn at(&self, span: Span) -> TokenStream {
-        relocated(self.0.clone(), span)
+        match self {
+            Self::Crate(name) => {
+                let name = Ident::new(name, span);
+                quote_spanned!(span=> ::#name)
+            }
+            Self::Given(path) => relocated(path.to_token_stream(), span),
+        }
     }
 }
 
@@ -54,20 +59,12 @@ fn is_absolute(path: &Path) -> bool {
             .is_some_and(|first| first.ident == "crate" || first.ident == "$crate")
 }
 
-/// Moves tokens to `span` but lets them resolve where they were written, which `$crate` needs.
-fn relocated(tokens: TokenStream, span: Span) -> TokenStream {
-    tokens
-        .into_iter()
+/// Moves a path to `span` but lets it resolve where it was written, which `$crate` needs.
+fn relocated(path: TokenStream, span: Span) -> TokenStream {
+    path.into_iter()
         .map(|mut token| {
             token.set_span(token.span().located_at(span));
-            match token {
-                TokenTree::Group(group) => {
-                    let mut moved = Group::new(group.delimiter(), relocated(group.stream(), span));
-                    moved.set_span(group.span());
-                    moved.into()
-                }
-                other => other,
-            }
+            token
         })
         .collect()
 }

@@ -17,13 +17,14 @@ use quote::{quote, quote_spanned};
 /// };
 /// ```
 pub(crate) fn handler(function: &HandlerFn, root: &Root) -> TokenStream {
-    if function.is_associated() {
+    if function.stands_alone() {
         return TokenStream::new();
     }
     let HandlerFn { name, vis, .. } = function;
     let cfgs = companion::cfgs(&function.attrs);
     let companion = companion::declare(vis, name, &cfgs);
     let root = root.at(name.span());
+    let name = companion::generated(name);
     let handler = quote_spanned! {name.span()=>
         impl #name {
             #[doc(hidden)]

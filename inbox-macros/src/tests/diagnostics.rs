@@ -14,7 +14,7 @@ const ATTRIBUTE: &str = "<the attribute>";
 fn findings(source: &str) -> Vec<(String, String, String)> {
     let (args, item) = split(source);
     let mut diag = Diagnostics::default();
-    handler::generate(args, item, Root::of_crate("inbox_core"), &mut diag);
+    handler::generate(args, item, Root::Crate("inbox_core"), &mut diag);
     let finding = |(message, tokens): (String, proc_macro2::TokenStream)| {
         let (headline, help) = message.split_once("\nhelp: ").unwrap_or((&message, ""));
         let tokens: Vec<_> = tokens.into_iter().collect();

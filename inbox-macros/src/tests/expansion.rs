@@ -9,7 +9,7 @@ use std::path::Path;
 /// What is generated behind the user's item, which must come first and untouched.
 fn generated(source: &str) -> String {
     let (args, item) = split(source);
-    let expansion = handler::expand(args, item.clone(), Root::of_crate("inbox_core"));
+    let expansion = handler::expand(args, item.clone(), Root::Crate("inbox_core"));
     let mut tokens = expansion.into_iter();
     let first: TokenStream = tokens
         .by_ref()
