@@ -13,7 +13,8 @@ use syn::{Attribute, Ident, Meta, Visibility};
 /// pub struct charge { _private: () }
 /// ```
 pub(crate) fn declare(vis: &Visibility, name: &Ident, cfgs: &[Attribute]) -> TokenStream {
-    let name = generated(name);
+    let mut name = name.clone();
+    name.set_span(generated(&name));
     quote_spanned! {name.span()=>
         #(#cfgs)*
         #[doc(hidden)]
@@ -22,12 +23,10 @@ pub(crate) fn declare(vis: &Visibility, name: &Ident, cfgs: &[Attribute]) -> Tok
     }
 }
 
-/// The name where the user wrote it, but known to be the macro's. A handler that is never used is reported once, for
-/// the function, and not for its companion.
-pub(crate) fn generated(name: &Ident) -> Ident {
-    let mut generated = name.clone();
-    generated.set_span(Span::call_site().located_at(name.span()));
-    generated
+/// The place of the name, but known to be the macro's. So a handler that is never used is reported once, for the
+/// function, and not for its companion.
+pub(crate) fn generated(name: &Ident) -> Span {
+    Span::call_site().located_at(name.span())
 }
 
 /// The conditions among the attributes, for items that exist only if the function does.

@@ -46,13 +46,12 @@ pub(crate) fn handler(handler: &Handler<'_>, root: &Root) -> TokenStream {
 }
 
 fn constructor(handler: &Handler<'_>) -> TokenStream {
-    let Handler { vis, name, .. } = handler;
-    let name = companion::generated(name);
-    quote_spanned! {name.span()=>
+    let name = handler.name;
+    quote_spanned! {companion::generated(name)=>
         impl #name {
             /// The handler, to be registered with the builder of the inbox.
             #[must_use]
-            #vis const fn handler() -> Self {
+            pub const fn handler() -> Self {
                 Self { _private: () }
             }
         }
@@ -67,37 +66,66 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
         ..
     } = handler;
     let transaction = &parameters.transaction;
-    // An error in the header is the transaction's: the same span keeps rustc from repeating it at the attribute.
-    let place = transaction.span();
-    let at = root.at(place);
+    // A wrong transaction type is found in each of the places below. rustc reports it once if all of them lie where
+    // the type does, from its first token to its last: stable Rust cannot join the two spans.
+    let (first, last) = ends(transaction);
+    let at = root.at(first);
+    let projected = glued(
+        quote_spanned!(first=> <#transaction as #at::__private::HandlerTx>::),
+        quote_spanned!(last=> Db),
+    );
+    let database = glued(
+        quote_spanned!(first=> type),
+        quote_spanned!(last=> Db = #projected;),
+    );
+    let lent = glued(
+        quote_spanned!(first=> &'a mut #at::__private::Tx<Self::Db),
+        quote_spanned!(last=> >),
+    );
+    let future = glued(
+        quote_spanned!(first=> #at::__private::HandlerFuture<'a),
+        quote_spanned!(last=> >),
+    );
     // The wrapper mentions the function.
     let allow = handler
         .is_deprecated
-        .then(|| quote_spanned!(place=> #[allow(deprecated)]));
+        .then(|| quote_spanned!(first=> #[allow(deprecated)]));
     let spec = spec(name, args, root);
     let requirements = requirements(parameters, root);
     // An identifier typed in two places is two variables in a `macro_rules!`, so each is made once.
     let (incoming, tx) = (
         Ident::new("__incoming", Span::mixed_site()),
-        Ident::new("__tx", place),
+        Ident::new("__tx", last),
     );
     let call = call(handler, root, &incoming, &tx);
-    quote_spanned! {place=>
+    quote_spanned! {first=>
         #[automatically_derived]
         #allow
         impl #at::__private::Handler for #name {
-            type Db = <#transaction as #at::__private::HandlerTx>::Db;
+            #database
             const SPEC: #at::__private::HandlerSpec = #spec;
             #requirements
             fn call<'a>(
                 &'a self,
                 #incoming: &'a [#at::__private::Incoming<'_>],
-                #tx: &'a mut #at::__private::Tx<Self::Db>,
-            ) -> #at::__private::HandlerFuture<'a> {
+                #tx: #lent,
+            ) -> #future {
                 #call
             }
         }
     }
+}
+
+fn glued(mut start: TokenStream, end: TokenStream) -> TokenStream {
+    start.extend(end);
+    start
+}
+
+/// Where the tokens begin and where they end.
+fn ends(tokens: &TokenStream) -> (Span, Span) {
+    let mut tokens = tokens.clone().into_iter().map(|token| token.span());
+    let first = tokens.next().unwrap_or_else(Span::call_site);
+    (first, tokens.last().unwrap_or(first))
 }
 
 /// Output: `HandlerSpec::new("billing", "crate::charge", file!(), line!()).on(&["OrderPlaced"])`
@@ -208,9 +236,11 @@ fn call(handler: &Handler<'_>, root: &Root, incoming: &Ident, tx: &Ident) -> Tok
 
     // From the runtime's transaction to the type that the user wrote. A wrong type fails here and not once more as
     // mismatched types in the call.
-    let at = root.at(transaction.span());
-    let lend =
-        quote_spanned!(transaction.span()=> <#transaction as #at::__private::HandlerTx>::lend(#tx));
+    let (first, _) = ends(transaction);
+    let at = root.at(first);
+    let lend = quote_spanned! {first=>
+        <#transaction as #at::__private::HandlerTx>::lend(&mut *#tx)
+    };
 
     let run = quote_spanned!(name.span()=> #name(#decoded, #tx, #(#arguments),*).await);
 

@@ -24,8 +24,7 @@ pub(crate) fn handler(function: &HandlerFn, root: &Root) -> TokenStream {
     let cfgs = companion::cfgs(&function.attrs);
     let companion = companion::declare(vis, name, &cfgs);
     let root = root.at(name.span());
-    let name = companion::generated(name);
-    let handler = quote_spanned! {name.span()=>
+    let handler = quote_spanned! {companion::generated(name)=>
         impl #name {
             #[doc(hidden)]
             pub const fn handler<D: #root::__private::InboxDatabase>() -> #root::__private::Rejected<D> {

@@ -22,7 +22,7 @@ const _: () = {
     impl r#move {
         /// The handler, to be registered with the builder of the inbox.
         #[must_use]
-        pub(crate) const fn handler() -> Self {
+        pub const fn handler() -> Self {
             Self { _private: () }
         }
     }
@@ -68,7 +68,7 @@ const _: () = {
                 > as crate::facade::__private::FromDelivery>::from_delivery(__single)?;
                 let __tx = <Tx<
                     Postgres,
-                > as crate::facade::__private::HandlerTx>::lend(__tx);
+                > as crate::facade::__private::HandlerTx>::lend(&mut *__tx);
                 let __returned = r#move(__message, __tx, __arg0, __arg1).await;
                 <Outcome as crate::facade::__private::HandlerOutcome>::into_outcome(
                     __returned,

@@ -10,7 +10,7 @@ const _: () = {
     impl charge {
         /// The handler, to be registered with the builder of the inbox.
         #[must_use]
-        const fn handler() -> Self {
+        pub const fn handler() -> Self {
             Self { _private: () }
         }
     }
@@ -36,7 +36,7 @@ const _: () = {
                 )?;
                 let __tx = <Tx<
                     Postgres,
-                > as ::inbox_core::__private::HandlerTx>::lend(__tx);
+                > as ::inbox_core::__private::HandlerTx>::lend(&mut *__tx);
                 let __returned = charge(__message, __tx).await;
                 <Result<
                     (),
