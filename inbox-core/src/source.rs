@@ -130,6 +130,12 @@ pub trait Settle: Send + Sync {
     ///
     /// An assignment that is gone answers [`SettleError::Gone`]: the broker delivers the message again.
     async fn settle(&self, verdicts: Vec<(SettleToken, Verdict)>) -> Vec<Result<(), SettleError>>;
+
+    /// Whether the assignment is known to be gone: what it delivered is not worth starting any more, because
+    /// it can no longer be settled and comes again.
+    fn is_gone(&self) -> bool {
+        false
+    }
 }
 
 /// The right to settle one delivery once. Cannot be copied; [`Settle::settle`] consumes it.

@@ -424,6 +424,7 @@ struct Effective {
     prepared_transactions: i64,
     in_recovery: bool,
     version: i64,
+    encoding: String,
     /// `; SET a = b; ..` for what the application's pool sets on its sessions.
     own_settings: String,
 }
@@ -434,7 +435,7 @@ impl Effective {
             "SELECT current_setting('synchronous_commit'), current_setting('fsync'), current_setting('lock_timeout'), \
              (SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'), \
              current_setting('max_prepared_transactions')::bigint, pg_is_in_recovery(), \
-             current_setting('server_version_num')::bigint, current_setting('role')",
+             current_setting('server_version_num')::bigint, current_setting('role'), current_setting('server_encoding')",
         )
         .fetch_one(&mut *conn)
         .await?;
@@ -477,6 +478,7 @@ impl Effective {
             prepared_transactions: row.try_get(4)?,
             in_recovery: row.try_get(5)?,
             version: row.try_get(6)?,
+            encoding: row.try_get(8)?,
             own_settings,
         })
     }
@@ -486,6 +488,12 @@ impl Effective {
             findings.push(Finding::problem(format!(
                 "the server's version is {}: PostgreSQL 13 or later is needed",
                 self.version
+            )));
+        }
+        if self.encoding != "UTF8" {
+            findings.push(Finding::problem(format!(
+                "the database's encoding is {}: ids and types are any Unicode text, so it must be UTF8",
+                self.encoding
             )));
         }
         if self.in_recovery {

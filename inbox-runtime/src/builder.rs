@@ -1,0 +1,533 @@
+use std::collections::BTreeSet;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use inbox_core::{
+    ConsumerName, Handler, HandlerSpec, InboxDatabase, Inspection, Isolation, Layout,
+    MigrationError, Requirements, Requisites, Severity, Source, StateMap, Tables,
+    TransactionOptions,
+};
+use sqlx::Pool;
+use tokio_util::sync::CancellationToken;
+
+use crate::backoff::RetryPolicy;
+use crate::checks::{self, SourceFacts};
+use crate::gate::Gate;
+use crate::hold::Hold;
+use crate::inbox::Inbox;
+use crate::route::{Callable, Registered, Route};
+use crate::testing::StepHook;
+use crate::worker::Shared;
+
+/// What is added to a handler's time limit before the server ends an idle transaction by itself.
+const IDLE_MARGIN: Duration = Duration::from_secs(30);
+
+/// Creates or upgrades the inbox tables under their default names.
+///
+/// Safe to run from several processes at once, and beside the application's own migrations: it keeps a ledger
+/// of its own.
+///
+/// # Errors
+///
+/// [`MigrationError`] says what could not be done.
+pub async fn migrate<Db: InboxDatabase>(pool: &Pool<Db>) -> Result<(), MigrationError> {
+    migrate_tables(pool, &Tables::default()).await
+}
+
+/// Creates or upgrades the inbox tables under names of your own.
+///
+/// # Errors
+///
+/// [`MigrationError`] says what could not be done.
+pub async fn migrate_tables<Db: InboxDatabase>(
+    pool: &Pool<Db>,
+    tables: &Tables,
+) -> Result<(), MigrationError> {
+    // Names first: no statement is sent with a name that was not checked.
+    tables.check()?;
+    let mut conn = pool.acquire().await?;
+    Db::migrate(&mut conn, tables).await
+}
+
+/// The configuration of an [`Inbox`]. [`InboxBuilder::build`] checks all of it.
+#[must_use = "nothing is checked or run before `.build()`"]
+pub struct InboxBuilder<Db: InboxDatabase> {
+    pool: Pool<Db>,
+    sources: Vec<(String, Box<dyn Source>)>,
+    id_scopes: Vec<(String, String)>,
+    shared_id_spaces: Vec<BTreeSet<String>>,
+    handlers: Vec<Candidate<Db>>,
+    state: StateMap,
+    repeated_state: Vec<&'static str>,
+    ignored: BTreeSet<String>,
+    tables: Tables,
+    migrate: bool,
+    concurrency: Option<usize>,
+    prefetch: Option<usize>,
+    claim_wait: Duration,
+    commit_wait: Duration,
+    grace: Duration,
+    longest_hold: Duration,
+    retry: RetryPolicy,
+    broken_after: u32,
+    hook: StepHook,
+}
+
+/// A handler that was given to the builder and not checked yet.
+struct Candidate<Db: InboxDatabase> {
+    spec: HandlerSpec,
+    requirements: Requirements,
+    handler: Box<dyn Callable<Db>>,
+}
+
+impl<Db: InboxDatabase> InboxBuilder<Db> {
+    pub(crate) fn new(pool: Pool<Db>) -> Self {
+        Self {
+            pool,
+            sources: Vec::new(),
+            id_scopes: Vec::new(),
+            shared_id_spaces: Vec::new(),
+            handlers: Vec::new(),
+            state: StateMap::new(),
+            repeated_state: Vec::new(),
+            ignored: BTreeSet::new(),
+            tables: Tables::default(),
+            migrate: false,
+            concurrency: None,
+            prefetch: None,
+            claim_wait: Duration::from_secs(5),
+            commit_wait: Duration::from_secs(30),
+            grace: Duration::from_secs(25),
+            longest_hold: Duration::from_secs(5 * 60),
+            retry: RetryPolicy::default(),
+            broken_after: 25,
+            hook: StepHook::default(),
+        }
+    }
+
+    /// Adds a source under a name, by which handlers can choose it (`from = "orders"`) and which is stored with
+    /// its dead letters.
+    pub fn source(mut self, name: impl Into<String>, source: impl Source) -> Self {
+        self.sources.push((name.into(), Box::new(source)));
+        self
+    }
+
+    /// Puts `scope/` in front of every id of a source, for sources whose producers make their ids without
+    /// knowing of each other. The scope becomes part of the stored id: changing it makes every message new.
+    pub fn id_scope(mut self, source: impl Into<String>, scope: impl Into<String>) -> Self {
+        self.id_scopes.push((source.into(), scope.into()));
+        self
+    }
+
+    /// States that one id means the same message in all of these sources.
+    pub fn shared_id_space<S: Into<String>>(
+        mut self,
+        sources: impl IntoIterator<Item = S>,
+    ) -> Self {
+        self.shared_id_spaces
+            .push(sources.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Registers a handler: `.register(charge::handler())`.
+    pub fn register<H: Handler<Db = Db>>(mut self, handler: H) -> Self {
+        let mut requirements = Requirements::default();
+        H::requirements(&mut requirements);
+        self.handlers.push(Candidate {
+            spec: H::SPEC,
+            requirements,
+            handler: Box::new(handler),
+        });
+        self
+    }
+
+    /// Gives handlers a value that they take as `State<T>`; one value per type.
+    pub fn state<T: Clone + Send + Sync + 'static>(mut self, value: T) -> Self {
+        if !self.state.insert(value) {
+            self.repeated_state.push(std::any::type_name::<T>());
+        }
+        self
+    }
+
+    /// Acks messages of these types that no handler takes, without a row and without a dead letter.
+    pub fn ignore<S: Into<String>>(mut self, types: impl IntoIterator<Item = S>) -> Self {
+        self.ignored.extend(types.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets schema and names of the tables.
+    pub fn tables(mut self, tables: Tables) -> Self {
+        self.tables = tables;
+        self
+    }
+
+    /// Runs the migrations in [`InboxBuilder::build`].
+    pub const fn migrate_on_start(mut self) -> Self {
+        self.migrate = true;
+        self
+    }
+
+    /// How many messages are processed at once (default 4; SQLite: 1, and no more). Each takes a connection of
+    /// the pool while it has work.
+    pub const fn concurrency(mut self, workers: usize) -> Self {
+        self.concurrency = Some(workers);
+        self
+    }
+
+    /// How many unsettled deliveries each source may have (default: twice the concurrency).
+    pub const fn prefetch(mut self, deliveries: usize) -> Self {
+        self.prefetch = Some(deliveries);
+        self
+    }
+
+    /// How long a claim waits for a copy of the message that another process has in work (default 5 s). After
+    /// that the delivery is tried again later; it counts nothing.
+    pub const fn claim_wait(mut self, wait: Duration) -> Self {
+        self.claim_wait = wait;
+        self
+    }
+
+    /// How long a COMMIT may take before its outcome counts as unknown (default 30 s).
+    pub const fn commit_wait(mut self, wait: Duration) -> Self {
+        self.commit_wait = wait;
+        self
+    }
+
+    /// How long running handlers get at a shutdown (default 25 s).
+    pub const fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// How long a delivery may be held in memory for a retry on a broker without delays (default 5 min); it
+    /// keeps its place in the prefetch meanwhile.
+    pub const fn longest_hold(mut self, hold: Duration) -> Self {
+        self.longest_hold = hold;
+        self
+    }
+
+    /// Sets delays and limits of retries.
+    pub const fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.retry = policy;
+        self
+    }
+
+    /// After how many messages in a row that used up their attempts, without one success between them, a
+    /// consumer makes no more dead letters until a message succeeds (default 25). It keeps a broken dependency
+    /// from draining a queue into the dead letters.
+    pub const fn broken_after(mut self, messages: u32) -> Self {
+        self.broken_after = messages;
+        self
+    }
+
+    /// Calls `hook` at each step of the path with the message id.
+    #[cfg(feature = "testing")]
+    pub fn on_step(
+        mut self,
+        hook: impl Fn(crate::testing::Step, &str) + Send + Sync + 'static,
+    ) -> Self {
+        self.hook = StepHook::new(hook);
+        self
+    }
+
+    /// Checks everything and makes the inbox. Messages are taken only by [`Inbox::run_until`].
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] lists every problem at once: handlers that take the same messages, missing state, unknown
+    /// sources, identities that a broker makes up, sizes that do not fit, tables that are missing or older than
+    /// this version, settings under which a commit is not durable.
+    pub async fn build(self) -> Result<Inbox<Db>, BuildError> {
+        let concurrency = self.concurrency.unwrap_or(Db::MAX_CONCURRENCY.unwrap_or(4));
+        let prefetch = self.prefetch.unwrap_or(concurrency.saturating_mul(2));
+        let mut problems = self.static_problems(concurrency, prefetch);
+        let inspection = match self.tables.check() {
+            Ok(()) => self.look_at_database(&mut problems).await,
+            Err(error) => {
+                problems.extend(error.problems().iter().cloned());
+                None
+            }
+        };
+        let (Some(inspection), Some(concurrency), Some(prefetch), true) = (
+            inspection,
+            NonZeroUsize::new(concurrency),
+            NonZeroUsize::new(prefetch),
+            problems.is_empty(),
+        ) else {
+            return Err(BuildError { problems });
+        };
+        self.assemble(inspection, concurrency, prefetch)
+    }
+
+    /// What is wrong without looking at the database.
+    fn static_problems(&self, concurrency: usize, prefetch: usize) -> Vec<String> {
+        let specs: Vec<_> = self
+            .handlers
+            .iter()
+            .map(|candidate| candidate.spec)
+            .collect();
+        let facts: Vec<_> = self
+            .sources
+            .iter()
+            .map(|(name, source)| SourceFacts {
+                name: name.clone(),
+                id_sources: source.id_sources(),
+                id_scope: self.scope_of(name),
+                problems: source.problems(),
+            })
+            .collect();
+        let mut problems = checks::handlers(&specs, &facts, Db::ISOLATION_LEVELS, Db::NAME);
+        for candidate in &self.handlers {
+            for missing in candidate.requirements.missing(&self.state) {
+                problems.push(format!(
+                    "{} needs `State<{}>`, which was not given; add `.state(value)`",
+                    checks::place(&candidate.spec),
+                    missing.type_name()
+                ));
+            }
+        }
+        for repeated in &self.repeated_state {
+            problems.push(format!("`.state(..)` was given two values of type `{repeated}`; wrap one in a type of its own"));
+        }
+        for (name, _) in &self.id_scopes {
+            if !self.sources.iter().any(|(source, _)| source == name) {
+                problems.push(format!(
+                    "id_scope names the source `{name}`, which does not exist"
+                ));
+            }
+        }
+        for ignored in &self.ignored {
+            let taken = specs
+                .iter()
+                .find(|spec| spec.on.contains(&ignored.as_str()));
+            if let Some(spec) = taken {
+                problems.push(format!(
+                    "the type `{ignored}` is ignored, but {} takes it",
+                    checks::place(spec)
+                ));
+            }
+        }
+        problems.extend(checks::sources(&facts, &specs));
+        problems.extend(checks::id_spaces(&specs, &facts, &self.shared_id_spaces));
+        problems.extend(checks::sizes(
+            concurrency,
+            prefetch,
+            Db::pool_size(&self.pool),
+            Db::MAX_CONCURRENCY,
+            Db::NAME,
+        ));
+        problems.extend(self.retry.problems());
+        for (name, value, shortest, longest) in [
+            (
+                "claim_wait",
+                self.claim_wait,
+                Duration::from_millis(1),
+                Duration::from_secs(10 * 60),
+            ),
+            (
+                "commit_wait",
+                self.commit_wait,
+                Duration::from_millis(10),
+                Duration::from_secs(60 * 60),
+            ),
+            (
+                "grace",
+                self.grace,
+                Duration::ZERO,
+                Duration::from_secs(24 * 60 * 60),
+            ),
+            (
+                "longest_hold",
+                self.longest_hold,
+                Duration::from_millis(1),
+                Duration::from_secs(24 * 60 * 60),
+            ),
+        ] {
+            if value < shortest || value > longest {
+                problems.push(format!(
+                    "{name}({value:?}) must be between {shortest:?} and {longest:?}"
+                ));
+            }
+        }
+        if self.broken_after == 0 {
+            problems.push(
+                "broken_after(0) would keep every dead letter from being made; give 1 or more"
+                    .to_owned(),
+            );
+        }
+        problems
+    }
+
+    /// Migrates if asked to, then looks at tables and settings.
+    async fn look_at_database(&self, problems: &mut Vec<String>) -> Option<Inspection<Db>> {
+        if self.migrate
+            && let Err(error) = migrate_tables(&self.pool, &self.tables).await
+        {
+            problems.push(format!("migrate_on_start: {}", with_causes(&error)));
+            return None;
+        }
+        let longest_handler = self
+            .handlers
+            .iter()
+            .map(|candidate| candidate.spec.timeout)
+            .max()
+            .unwrap_or_default();
+        let requisites = Requisites {
+            claim_wait: self.claim_wait,
+            longest_handler,
+        };
+        let looked = async {
+            let mut conn = self.pool.acquire().await?;
+            Db::inspect(&mut conn, &self.tables, &requisites).await
+        };
+        let inspection = match looked.await {
+            Ok(inspection) => inspection,
+            Err(error) => {
+                problems.push(format!(
+                    "the database cannot be inspected: {}",
+                    with_causes(&error)
+                ));
+                return None;
+            }
+        };
+        for finding in &inspection.findings {
+            match finding.severity {
+                Severity::Problem => problems.push(finding.text.clone()),
+                Severity::Warning => tracing::warn!(database = Db::NAME, "{}", finding.text),
+            }
+        }
+        Some(inspection)
+    }
+
+    fn scope_of(&self, source: &str) -> Option<String> {
+        self.id_scopes
+            .iter()
+            .find(|(name, _)| name == source)
+            .map(|(_, scope)| scope.clone())
+    }
+
+    fn assemble(
+        mut self,
+        inspection: Inspection<Db>,
+        concurrency: NonZeroUsize,
+        prefetch: NonZeroUsize,
+    ) -> Result<Inbox<Db>, BuildError> {
+        let layout = Arc::new(Layout::new(inspection.statements));
+        let options = |isolation, idle_limit| TransactionOptions {
+            isolation,
+            claim_wait: self.claim_wait,
+            idle_limit,
+        };
+        let mut handlers = Vec::with_capacity(self.handlers.len());
+        for Candidate { spec, handler, .. } in std::mem::take(&mut self.handlers) {
+            let consumer = ConsumerName::new(spec.consumer).map_err(|error| BuildError {
+                problems: vec![error.to_string()],
+            })?;
+            let begin = layout.begin_text(&options(
+                spec.isolation,
+                spec.timeout.saturating_add(IDLE_MARGIN),
+            ));
+            handlers.push(Arc::new(Registered::new(consumer, spec, handler, begin)));
+        }
+        let begin = layout.begin_text(&options(Isolation::ReadCommitted, IDLE_MARGIN));
+        let ignored = Arc::new(std::mem::take(&mut self.ignored));
+        let sources = std::mem::take(&mut self.sources)
+            .into_iter()
+            .map(|(name, source)| {
+                let listening = |handler: &Registered<Db>| {
+                    handler.spec.from.is_empty() || handler.spec.from.contains(&name.as_str())
+                };
+                let route = Route {
+                    system: source.system(),
+                    capabilities: source.capabilities(),
+                    id_sources: source.id_sources(),
+                    id_scope: self.scope_of(&name),
+                    handlers: handlers
+                        .iter()
+                        .filter(|handler| listening(handler))
+                        .cloned()
+                        .collect(),
+                    ignored: Arc::clone(&ignored),
+                    source: name,
+                };
+                (Arc::from(source), Arc::new(route))
+            })
+            .collect();
+        let queue = async_channel::unbounded();
+        let stop = CancellationToken::new();
+        let shared = Shared {
+            gate: Gate::new(queue.0.clone()),
+            hold: Hold::new(queue.0.clone(), stop.clone()),
+            pool: self.pool,
+            layout,
+            state: self.state,
+            begin,
+            claim_wait: self.claim_wait,
+            commit_wait: self.commit_wait,
+            longest_hold: self.longest_hold,
+            retry: self.retry,
+            broken_after: self.broken_after,
+            hook: self.hook,
+            stop,
+            cut_off: CancellationToken::new(),
+        };
+        Ok(Inbox {
+            shared: Arc::new(shared),
+            sources,
+            prefetch,
+            concurrency,
+            grace: self.grace,
+            queue,
+        })
+    }
+}
+
+impl<Db: InboxDatabase> fmt::Debug for InboxBuilder<Db> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let handlers: Vec<_> = self
+            .handlers
+            .iter()
+            .map(|candidate| candidate.spec.name)
+            .collect();
+        let sources: Vec<_> = self.sources.iter().map(|(name, _)| name).collect();
+        f.debug_struct("InboxBuilder")
+            .field("handlers", &handlers)
+            .field("sources", &sources)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Everything that is wrong with the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuildError {
+    problems: Vec<String>,
+}
+
+impl BuildError {
+    /// One sentence for each problem, naming the value and the remedy.
+    #[must_use]
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.problems.as_slice() {
+            [one] => write!(f, "the inbox cannot start: {one}"),
+            many => {
+                write!(f, "the inbox cannot start, {} problems:", many.len())?;
+                many.iter()
+                    .try_for_each(|problem| write!(f, "\n- {problem}"))
+            }
+        }
+    }
+}
+
+impl std::error::Error for BuildError {}
+
+fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    inbox_core::FailureText::of_error(error).as_str().to_owned()
+}

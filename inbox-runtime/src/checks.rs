@@ -1,0 +1,325 @@
+//! What `build()` finds out before the first message; everything that is wrong is reported together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use inbox_core::{
+    ConsumerName, DedupKey, HandlerSpec, IdSource, Isolation, broker_side_identifier,
+};
+
+/// How many connections the runtime needs besides one per worker: start-up and maintenance.
+pub(crate) const MAINTENANCE_CONNECTIONS: usize = 1;
+
+/// A source as the checks see it.
+#[derive(Debug)]
+pub(crate) struct SourceFacts {
+    pub(crate) name: String,
+    pub(crate) id_sources: Vec<IdSource>,
+    pub(crate) id_scope: Option<String>,
+    pub(crate) problems: Vec<String>,
+}
+
+/// `name (file:line)`: where a person finds the handler.
+pub(crate) fn place(spec: &HandlerSpec) -> String {
+    format!("`{}` ({}:{})", spec.name, spec.file, spec.line)
+}
+
+pub(crate) fn handlers(
+    specs: &[HandlerSpec],
+    sources: &[SourceFacts],
+    levels: &[Isolation],
+    database: &str,
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    if specs.is_empty() {
+        problems.push("no handler is registered; add `.register(name::handler())`".to_owned());
+    }
+    for spec in specs {
+        let place = place(spec);
+        if let Err(error) = ConsumerName::new(spec.consumer) {
+            problems.push(format!("{place}: {error}"));
+        }
+        for from in spec.from {
+            if !sources.iter().any(|source| source.name == *from) {
+                problems.push(format!(
+                    "{place} listens to the source `{from}`, which does not exist; the sources are {}",
+                    list(sources.iter().map(|source| source.name.as_str()))
+                ));
+            }
+        }
+        if let DedupKey::Header(name) = spec.key
+            && let Some(why) = broker_side_identifier(name)
+        {
+            problems.push(format!(
+                "{place}: the header `{name}` cannot identify a message: {why}"
+            ));
+        }
+        if spec.timeout.is_zero() {
+            problems.push(format!(
+                "{place}: a timeout of 0 ends every call; give it some time"
+            ));
+        }
+        if spec.max_attempts == 0 {
+            problems.push(format!(
+                "{place}: max_attempts = 0 would try no message; give 1 or more"
+            ));
+        }
+        if !levels.contains(&spec.isolation) {
+            problems.push(format!(
+                "{place} asks for isolation {}, which {database} does not have; remove `isolation`",
+                spec.isolation.as_sql().to_lowercase()
+            ));
+        }
+    }
+    for (position, one) in specs.iter().enumerate() {
+        for other in specs.iter().skip(position + 1) {
+            if one.consumer == other.consumer
+                && meet(one.from, other.from)
+                && meet(one.on, other.on)
+            {
+                problems.push(format!(
+                    "two handlers of consumer `{}` take the same messages, and each message would reach only one \
+                     of them: {} and {}; give one of them another consumer, or tell them apart with `on` or `from`",
+                    one.consumer,
+                    place(one),
+                    place(other)
+                ));
+            }
+        }
+    }
+    problems
+}
+
+/// Whether two lists that mean "everything" when they are empty have something in common.
+fn meet(one: &[&str], other: &[&str]) -> bool {
+    one.is_empty() || other.is_empty() || one.iter().any(|name| other.contains(name))
+}
+
+pub(crate) fn sources(sources: &[SourceFacts], specs: &[HandlerSpec]) -> Vec<String> {
+    let mut problems = Vec::new();
+    if sources.is_empty() {
+        problems.push("no source is given; add `.source(\"name\", ..)`".to_owned());
+    }
+    let mut seen = BTreeSet::new();
+    for source in sources {
+        let name = &source.name;
+        if name.trim().is_empty() {
+            problems.push("a source has an empty name".to_owned());
+        }
+        if !seen.insert(name) {
+            problems.push(format!("two sources are named `{name}`; names are stored with dead letters, so give each its own"));
+        }
+        problems.extend(
+            source
+                .problems
+                .iter()
+                .map(|problem| format!("source `{name}`: {problem}")),
+        );
+        if source.id_sources.is_empty() {
+            problems.push(format!(
+                "source `{name}` looks for message ids nowhere; name at least one place"
+            ));
+        }
+        for place in &source.id_sources {
+            if let IdSource::Header(header) = place
+                && let Some(why) = broker_side_identifier(header)
+            {
+                problems.push(format!(
+                    "source `{name}`: the header `{header}` cannot identify a message: {why}"
+                ));
+            }
+        }
+        if let Some(scope) = &source.id_scope
+            && (scope.is_empty() || scope.contains('/') || scope.contains('\0') || scope.len() > 64)
+        {
+            problems.push(format!(
+                "source `{name}`: the id scope {scope:?} must have 1 to 64 bytes and no `/`: it becomes the first part \
+                 of every id"
+            ));
+        }
+        let listened = specs
+            .iter()
+            .any(|spec| spec.from.is_empty() || spec.from.contains(&name.as_str()));
+        if !listened && !specs.is_empty() {
+            problems.push(format!(
+                "no handler listens to the source `{name}`: every message of it would become a dead letter; register \
+                 a handler for it or remove it"
+            ));
+        }
+    }
+    problems
+}
+
+/// A consumer that is fed by two sources must know whether one id means one message in both.
+pub(crate) fn id_spaces(
+    specs: &[HandlerSpec],
+    sources: &[SourceFacts],
+    shared: &[BTreeSet<String>],
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut fed: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for spec in specs
+        .iter()
+        .filter(|spec| spec.key != DedupKey::CloudEvents)
+    {
+        let of = sources
+            .iter()
+            .filter(|source| spec.from.is_empty() || spec.from.contains(&source.name.as_str()));
+        fed.entry(spec.consumer)
+            .or_default()
+            .extend(of.map(|source| source.name.as_str()));
+    }
+    for names in shared {
+        for name in names
+            .iter()
+            .filter(|name| !sources.iter().any(|source| source.name == **name))
+        {
+            problems.push(format!(
+                "shared_id_space names the source `{name}`, which does not exist"
+            ));
+        }
+    }
+    for (consumer, fed_by) in fed {
+        let all_scoped = fed_by.iter().all(|name| {
+            sources
+                .iter()
+                .any(|source| source.name == *name && source.id_scope.is_some())
+        });
+        let all_shared = shared
+            .iter()
+            .any(|names| fed_by.iter().all(|name| names.contains(*name)));
+        if fed_by.len() > 1 && !all_scoped && !all_shared {
+            problems.push(format!(
+                "consumer `{consumer}` is fed by several sources ({}): if one id means the same message in all of \
+                 them, add `.shared_id_space([{}])`; if not, give each an `.id_scope(..)` or use `key = \"cloudevents\"`",
+                list(fed_by.iter().copied()),
+                fed_by.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
+            ));
+        }
+    }
+    problems
+}
+
+/// Sizes that do not fit together.
+pub(crate) fn sizes(
+    concurrency: usize,
+    prefetch: usize,
+    pool: usize,
+    limit: Option<usize>,
+    database: &str,
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    if concurrency == 0 {
+        problems.push("concurrency(0): nothing would be processed; give 1 or more".to_owned());
+    }
+    if prefetch == 0 {
+        problems.push(
+            "prefetch(0): nothing would be delivered; give at least the concurrency".to_owned(),
+        );
+    } else if prefetch < concurrency {
+        problems.push(format!(
+            "prefetch({prefetch}) is less than the concurrency of {concurrency}: workers would idle"
+        ));
+    }
+    if let Some(limit) = limit.filter(|limit| concurrency > *limit) {
+        problems.push(format!(
+            "concurrency({concurrency}): {database} writes one transaction at a time, so at most {limit} is of use"
+        ));
+    }
+    let needed = concurrency + MAINTENANCE_CONNECTIONS;
+    if pool < needed {
+        problems.push(format!(
+            "the pool has at most {pool} connections, but {concurrency} workers and {MAINTENANCE_CONNECTIONS} for \
+             maintenance need {needed}; raise `max_connections` or lower the concurrency"
+        ));
+    }
+    problems
+}
+
+fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
+    if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(consumer: &'static str) -> HandlerSpec {
+        HandlerSpec::new(consumer, "app::handler", "src/app.rs", 7)
+    }
+
+    fn source(name: &str) -> SourceFacts {
+        SourceFacts {
+            name: name.to_owned(),
+            id_sources: vec![IdSource::Property],
+            id_scope: None,
+            problems: vec![],
+        }
+    }
+
+    fn problems_of(specs: &[HandlerSpec], names: &[&str]) -> Vec<String> {
+        let sources: Vec<_> = names.iter().map(|name| source(name)).collect();
+        handlers(specs, &sources, &[Isolation::ReadCommitted], "SQLite")
+    }
+
+    #[test]
+    fn overlapping_handlers_of_one_consumer_are_named() {
+        let found = problems_of(&[spec("billing"), spec("billing").on(&["A"])], &["orders"]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].matches("src/app.rs:7").count() == 2, "{found:?}");
+        assert!(
+            problems_of(
+                &[spec("billing").on(&["A"]), spec("billing").on(&["B"])],
+                &["orders"]
+            )
+            .is_empty()
+        );
+        assert!(problems_of(&[spec("billing"), spec("stock")], &["orders"]).is_empty());
+    }
+
+    #[test]
+    fn unknown_sources_levels_and_keys_are_named() {
+        let bad = spec("billing")
+            .from(&["oders"])
+            .isolation(Isolation::Serializable)
+            .key(DedupKey::Header("x-delivery-count"));
+        let found = problems_of(&[bad], &["orders"]).join("\n");
+        for word in ["`oders`", "`orders`", "serializable", "x-delivery-count"] {
+            assert!(found.contains(word), "{word}: {found}");
+        }
+    }
+
+    #[test]
+    fn two_sources_of_one_consumer_need_a_word_about_their_ids() {
+        let two = [source("eu"), source("us")];
+        let one = [spec("billing")];
+        assert_eq!(id_spaces(&one, &two, &[]).len(), 1);
+        let shared = [BTreeSet::from(["eu".to_owned(), "us".to_owned()])];
+        assert!(id_spaces(&one, &two, &shared).is_empty());
+        let scoped = ["eu", "us"].map(|name| SourceFacts {
+            id_scope: Some(name.to_owned()),
+            ..source(name)
+        });
+        assert!(id_spaces(&one, &scoped, &[]).is_empty());
+        assert!(id_spaces(&[spec("billing").from(&["eu"])], &two, &[]).is_empty());
+        assert!(id_spaces(&[spec("billing").key(DedupKey::CloudEvents)], &two, &[]).is_empty());
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_named_with_both_values() {
+        let found = sizes(8, 4, 5, Some(1), "SQLite").join("\n");
+        for word in [
+            "prefetch(4)",
+            "concurrency(8)",
+            "at most 5 connections",
+            "need 9",
+        ] {
+            assert!(found.contains(word), "{word}: {found}");
+        }
+        assert!(sizes(4, 8, 5, None, "PostgreSQL").is_empty());
+    }
+}

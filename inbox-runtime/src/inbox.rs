@@ -1,0 +1,185 @@
+use std::fmt;
+use std::future::Future;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use inbox_core::{InboxDatabase, Source, Verdict};
+use sqlx::Pool;
+use tokio_util::sync::CancellationToken;
+
+use crate::builder::InboxBuilder;
+use crate::intake::Intake;
+use crate::job::Job;
+use crate::route::Route;
+use crate::worker::{Shared, Worker};
+
+/// A configured inbox, checked and ready to run.
+pub struct Inbox<Db: InboxDatabase> {
+    pub(crate) shared: Arc<Shared<Db>>,
+    pub(crate) sources: Vec<Routed<Db>>,
+    pub(crate) prefetch: NonZeroUsize,
+    pub(crate) concurrency: NonZeroUsize,
+    pub(crate) grace: Duration,
+    pub(crate) queue: (
+        async_channel::Sender<Job<Db>>,
+        async_channel::Receiver<Job<Db>>,
+    ),
+}
+
+/// A source and where its messages go.
+pub(crate) type Routed<Db> = (Arc<dyn Source>, Arc<Route<Db>>);
+
+/// What a shutdown left undone. Nothing of it is lost: the brokers deliver it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Stopped {
+    /// Deliveries handed back without having been started, or while they waited for another try.
+    pub handed_back: usize,
+    /// Handlers that were still running at the end of the grace period, and were rolled back.
+    pub cut_off: usize,
+}
+
+impl<Db: InboxDatabase> Inbox<Db> {
+    /// Starts the configuration of an inbox on the database of `pool`.
+    ///
+    /// The pool stays the application's: workers take a connection while they have messages and return it,
+    /// reset, when they idle. It must be large enough for the concurrency and one more.
+    pub fn builder(pool: Pool<Db>) -> InboxBuilder<Db> {
+        InboxBuilder::new(pool)
+    }
+
+    /// Consumes and processes until `shutdown` completes, then stops gracefully: no new handler starts, running
+    /// ones get the grace period, what was not started is handed back.
+    ///
+    /// The workers are tasks of their own, so dropping this future cuts nothing in half: it means a shutdown
+    /// without grace, which they complete in the background.
+    pub async fn run_until(self, shutdown: impl Future<Output = ()>) -> Stopped {
+        let stop = self.shared.stop.clone();
+        let cut_off = self.shared.cut_off.clone();
+        let dropped = StopOnDrop {
+            stop: stop.clone(),
+            cut_off: cut_off.clone(),
+        };
+        let grace = self.grace;
+        // A task of its own, so that the orderly end does not depend on being polled by the caller.
+        let running = tokio::spawn(self.run());
+        tokio::pin!(running);
+        let finished = tokio::select! {
+            finished = &mut running => Some(finished),
+            () = shutdown => None,
+        };
+        let finished = match finished {
+            Some(finished) => finished,
+            None => {
+                tracing::info!(?grace, "stopping");
+                stop.cancel();
+                match tokio::time::timeout(grace, &mut running).await {
+                    Ok(finished) => finished,
+                    Err(_) => {
+                        cut_off.cancel();
+                        running.await
+                    }
+                }
+            }
+        };
+        drop(dropped);
+        let stopped = finished.unwrap_or_else(|error| {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "the inbox did not end in an orderly way"
+            );
+            Stopped::default()
+        });
+        tracing::info!(
+            handed_back = stopped.handed_back,
+            cut_off = stopped.cut_off,
+            "stopped"
+        );
+        stopped
+    }
+
+    async fn run(self) -> Stopped {
+        let (sender, receiver) = self.queue;
+        let intakes: Vec<_> = self
+            .sources
+            .into_iter()
+            .map(|(source, route)| {
+                let intake = Intake {
+                    source,
+                    route,
+                    prefetch: self.prefetch,
+                    queue: sender.clone(),
+                    stop: self.shared.stop.clone(),
+                };
+                tokio::spawn(intake.run())
+            })
+            .collect();
+        let workers: Vec<_> = (0..self.concurrency.get())
+            .map(|_| {
+                let worker = Worker {
+                    shared: Arc::clone(&self.shared),
+                    queue: receiver.clone(),
+                    session: None,
+                };
+                tokio::spawn(worker.run())
+            })
+            .collect();
+        let mut stopped = Stopped::default();
+        for worker in workers {
+            match worker.await {
+                Ok(cut_off) => stopped.cut_off += cut_off,
+                Err(error) => {
+                    tracing::error!(error = &error as &dyn std::error::Error, "a worker died")
+                }
+            }
+        }
+        // Workers end only on a stop. The intakes wait for their slots, so everything must go back first.
+        self.shared.stop.cancel();
+        self.shared.hold.emptied().await;
+        let mut intakes = futures_util::future::join_all(intakes);
+        loop {
+            tokio::select! {
+                biased;
+                job = receiver.recv() => match job {
+                    Ok(mut job) => {
+                        job.settle(Verdict::HandBack { delay: None }).await;
+                        stopped.handed_back += 1;
+                    }
+                    Err(_) => break,
+                },
+                ended = &mut intakes => {
+                    for error in ended.into_iter().filter_map(Result::err) {
+                        tracing::error!(error = &error as &dyn std::error::Error, "an intake died");
+                    }
+                    break;
+                }
+            }
+        }
+        stopped
+    }
+}
+
+impl<Db: InboxDatabase> fmt::Debug for Inbox<Db> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sources: Vec<_> = self.sources.iter().map(|(_, route)| route).collect();
+        f.debug_struct("Inbox")
+            .field("concurrency", &self.concurrency)
+            .field("prefetch", &self.prefetch)
+            .field("sources", &sources)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Dropping `run_until` is a shutdown without grace.
+struct StopOnDrop {
+    stop: CancellationToken,
+    cut_off: CancellationToken,
+}
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.cut_off.cancel();
+    }
+}

@@ -1,0 +1,122 @@
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use inbox_core::{Assignment, InboxDatabase, Source};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::backoff;
+use crate::job::Job;
+use crate::route::Route;
+
+/// How long opening a source may take before it counts as failed.
+const OPEN_LIMIT: Duration = Duration::from_secs(30);
+
+/// Takes deliveries from one source and queues them, never more than `prefetch` unsettled ones.
+pub(crate) struct Intake<Db: InboxDatabase> {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) route: Arc<Route<Db>>,
+    pub(crate) prefetch: NonZeroUsize,
+    pub(crate) queue: async_channel::Sender<Job<Db>>,
+    pub(crate) stop: CancellationToken,
+}
+
+impl<Db: InboxDatabase> Intake<Db> {
+    /// Runs until the runtime stops and every delivery taken is settled.
+    pub(crate) async fn run(self) {
+        let slots = Arc::new(Semaphore::new(self.prefetch.get()));
+        let mut failures = 0;
+        while let Some(assignment) = self.open(&mut failures).await {
+            if self.consume(assignment, &slots).await {
+                break;
+            }
+        }
+    }
+
+    /// Opens the source, however long that takes; `None` when the runtime stops.
+    async fn open(&self, failures: &mut u32) -> Option<Assignment> {
+        loop {
+            if *failures > 0 {
+                tokio::select! {
+                    () = tokio::time::sleep(backoff::reconnect(*failures)) => {}
+                    () = self.stop.cancelled() => return None,
+                }
+            }
+            let opened = tokio::select! {
+                opened = tokio::time::timeout(OPEN_LIMIT, self.source.open(self.prefetch)) => opened,
+                () = self.stop.cancelled() => return None,
+            };
+            *failures = failures.saturating_add(1);
+            match opened {
+                Ok(Ok(assignment)) => {
+                    tracing::info!(source = %self.route.source, system = self.route.system, "consuming");
+                    return Some(assignment);
+                }
+                Ok(Err(error)) => tracing::warn!(
+                    source = %self.route.source,
+                    system = self.route.system,
+                    failures = *failures,
+                    error = &error as &dyn std::error::Error,
+                    "the source cannot be opened; trying again"
+                ),
+                Err(_) => tracing::warn!(
+                    source = %self.route.source,
+                    system = self.route.system,
+                    failures = *failures,
+                    limit = ?OPEN_LIMIT,
+                    "the source did not open in time; trying again"
+                ),
+            }
+        }
+    }
+
+    /// Queues what the assignment delivers until it ends (`false`) or the runtime stops (`true`).
+    async fn consume(&self, mut assignment: Assignment, slots: &Arc<Semaphore>) -> bool {
+        loop {
+            let slot = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => break,
+                slot = Arc::clone(slots).acquire_owned() => match slot {
+                    Ok(slot) => slot,
+                    // Never closed.
+                    Err(_) => break,
+                },
+            };
+            let next = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => break,
+                next = assignment.deliveries.next() => next,
+            };
+            match next {
+                Ok(Some(delivery)) => {
+                    let job = Job::new(
+                        delivery,
+                        Arc::clone(&self.route),
+                        Arc::clone(&assignment.settle),
+                        slot,
+                    );
+                    // Unbounded, but never fuller than the slots allow.
+                    let _ = self.queue.try_send(job);
+                }
+                Ok(None) => {
+                    tracing::warn!(source = %self.route.source, "the source ended; opening it again");
+                    return false;
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        source = %self.route.source,
+                        error = &error as &dyn std::error::Error,
+                        "the source was lost; opening it again"
+                    );
+                    return false;
+                }
+            }
+        }
+        assignment.deliveries.stop().await;
+        // The assignment must outlive its deliveries: with it goes the channel that settles them.
+        let all = u32::try_from(self.prefetch.get()).unwrap_or(u32::MAX);
+        let _settled = slots.acquire_many(all).await;
+        true
+    }
+}

@@ -1,0 +1,220 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use inbox_core::{Delivery, Envelope, InboxDatabase, Settle, SettleToken, Verdict};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::route::{Destination, Registered, Route};
+
+/// How long a settle may take before the worker goes on without its answer.
+const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+
+/// One delivery on its way through the house: taken from a source, not settled yet.
+pub(crate) struct Job<Db: InboxDatabase> {
+    pub(crate) envelope: Envelope,
+    pub(crate) route: Arc<Route<Db>>,
+    pub(crate) work: Work<Db>,
+    settle: Arc<dyn Settle>,
+    token: Option<SettleToken>,
+    received: Instant,
+    /// The prefetch slot: given back when the job goes.
+    _slot: OwnedSemaphorePermit,
+}
+
+/// What is to be done with a delivery.
+#[derive(Debug)]
+pub(crate) enum Work<Db: InboxDatabase> {
+    /// Run the path once for each consumer.
+    Shares(Vec<Share<Db>>),
+    /// Ack it.
+    Ignore,
+    /// Keep it as a dead letter.
+    Unroutable { reason: String, tries: u32 },
+}
+
+/// One consumer's part in a delivery.
+#[derive(Debug)]
+pub(crate) struct Share<Db: InboxDatabase> {
+    pub(crate) handler: Arc<Registered<Db>>,
+    pub(crate) status: Status,
+    /// Runs in this process that ended in a transient database error.
+    pub(crate) transient_runs: u32,
+    /// Tries that ended without a verdict on the message: an outage, a copy elsewhere.
+    pub(crate) uncounted_tries: u32,
+}
+
+/// How far one consumer is with a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Status {
+    Open,
+    /// To be tried again.
+    Waiting {
+        until: Instant,
+        why: Wait,
+    },
+    Done(Outcome),
+}
+
+/// What became of a message for one consumer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Processed,
+    Duplicate,
+    Dead,
+}
+
+impl Outcome {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Processed => "processed",
+            Self::Duplicate => "duplicate",
+            Self::Dead => "dead_letter",
+        }
+    }
+}
+
+/// Why a message is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// A conflict in the database: soon, from memory.
+    Transient,
+    /// Its handler failed: after the delay of the retry policy.
+    Failure,
+    /// Nothing is known against it: a copy in work elsewhere, an outage, an unknown outcome.
+    Uncounted,
+    /// The worker is stopping.
+    Stopping,
+}
+
+/// What to do with a job after a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    Ack,
+    HandBack { delay: Option<Duration> },
+    Hold { until: Instant },
+}
+
+impl<Db: InboxDatabase> Job<Db> {
+    pub(crate) fn new(
+        delivery: Delivery,
+        route: Arc<Route<Db>>,
+        settle: Arc<dyn Settle>,
+        slot: OwnedSemaphorePermit,
+    ) -> Self {
+        let work = match route.destination(&delivery.envelope) {
+            Destination::Handlers(handlers) => Work::Shares(
+                handlers
+                    .into_iter()
+                    .map(|handler| Share {
+                        handler,
+                        status: Status::Open,
+                        transient_runs: 0,
+                        uncounted_tries: 0,
+                    })
+                    .collect(),
+            ),
+            Destination::Ignored => Work::Ignore,
+            Destination::Unknown { reason } => Work::Unroutable { reason, tries: 0 },
+        };
+        Self {
+            envelope: delivery.envelope,
+            route,
+            work,
+            settle,
+            token: Some(delivery.token),
+            received: Instant::now(),
+            _slot: slot,
+        }
+    }
+
+    /// Whether the delivery can no longer be settled, so that another copy of it is on its way.
+    pub(crate) fn is_void(&self) -> bool {
+        self.settle.is_gone()
+    }
+
+    /// Settles the delivery, once. A failure is no error of the message: it comes again and is a duplicate.
+    pub(crate) async fn settle(&mut self, verdict: Verdict) {
+        let Some(token) = self.token.take() else {
+            return;
+        };
+        let answer =
+            tokio::time::timeout(SETTLE_LIMIT, self.settle.settle(vec![(token, verdict)])).await;
+        match answer.map(|answers| answers.into_iter().next()) {
+            Ok(Some(Ok(()))) => tracing::trace!(source = %self.route.source, ?verdict, "settled"),
+            Ok(Some(Err(error))) => tracing::warn!(
+                source = %self.route.source,
+                ?verdict,
+                error = &error as &dyn std::error::Error,
+                "the delivery was not settled; it will come again"
+            ),
+            Ok(None) | Err(_) => tracing::warn!(
+                source = %self.route.source,
+                ?verdict,
+                "the broker did not answer the settle; the delivery may come again"
+            ),
+        }
+    }
+
+    /// Decides from what became of each consumer's share.
+    ///
+    /// The broker gets a delivery back only when that costs nothing: it can delay, no consumer has kept the
+    /// message as a dead letter (a redelivery would have to find that out again), and it does not count a
+    /// hand-back that is not the message's fault. Everything else is held here and re-entered from memory.
+    pub(crate) fn next(&self, longest_hold: Duration) -> Next {
+        let Work::Shares(shares) = &self.work else {
+            return Next::Ack;
+        };
+        let waiting: Vec<(Instant, Wait)> = shares
+            .iter()
+            .filter_map(|share| match share.status {
+                Status::Done(_) => None,
+                Status::Open => Some((Instant::now(), Wait::Uncounted)),
+                Status::Waiting { until, why } => Some((until, why)),
+            })
+            .collect();
+        let Some(until) = waiting.iter().map(|(until, _)| *until).min() else {
+            return Next::Ack;
+        };
+        if waiting.iter().any(|(_, why)| *why == Wait::Stopping) {
+            return Next::HandBack { delay: None };
+        }
+        let delay = until.saturating_duration_since(Instant::now());
+        let capabilities = &self.route.capabilities;
+        let any_dead = shares
+            .iter()
+            .any(|share| share.status == Status::Done(Outcome::Dead));
+        let broker_may_wait = !any_dead
+            && capabilities
+                .longest_delay
+                .is_some_and(|longest| delay <= longest)
+            && waiting.iter().all(|(_, why)| match why {
+                Wait::Failure => true,
+                Wait::Uncounted => !capabilities.counts_hand_backs,
+                Wait::Transient | Wait::Stopping => false,
+            });
+        if broker_may_wait {
+            return Next::HandBack { delay: Some(delay) };
+        }
+        // Half the window: the next pass needs time too.
+        let window = capabilities.settle_window.map(|window| window / 2);
+        if window.is_some_and(|window| self.received.elapsed() >= window) {
+            return Next::HandBack { delay: None };
+        }
+        let left = window.map_or(longest_hold, |window| {
+            longest_hold.min(window - self.received.elapsed())
+        });
+        Next::Hold {
+            until: Instant::now() + delay.min(left),
+        }
+    }
+}
+
+impl<Db: InboxDatabase> fmt::Debug for Job<Db> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("source", &self.route.source)
+            .field("work", &self.work)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,911 @@
+//! The path of one delivery for one consumer, step by step.
+//!
+//! A step either goes on or ends the attempt, and every end leaves the database in one of three states:
+//! nothing happened, the effect and its claim are committed, or a dead letter is. A session that is not put
+//! back explicitly is dropped, which closes its connection and lets the server roll back.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt as _;
+use inbox_core::{
+    CallError, Claim, ClaimKey, Claimed, DeadLetter, DeadLetterReason, ErrorClass, FailureText,
+    Fence, HandlerError, InboxDatabase, Incoming, MessageId, Session, TraceOfClaim,
+};
+use tracing::Instrument as _;
+
+use crate::backoff;
+use crate::job::{Job, Outcome, Share, Status, Wait};
+use crate::route::Registered;
+use crate::testing::Step;
+use crate::worker::{Shared, Worker};
+
+/// How long a statement of our own may take before its connection is given up. The claim may wait for a lock
+/// on top of that, and COMMIT has a limit of its own.
+const STATEMENT_LIMIT: Duration = Duration::from_secs(10);
+
+/// What a pass for one consumer came to.
+#[derive(Debug)]
+pub(crate) enum Passed {
+    Status(Status),
+    /// Another copy is in work in this process.
+    GateTaken(MessageId),
+    /// The runtime stops and the handler was dropped.
+    CutOff,
+}
+
+/// The end of one attempt.
+#[derive(Debug, Clone, Copy)]
+enum Ending {
+    Done(Outcome),
+    /// Counted against the message; tried again after the delay.
+    Failed {
+        delay: Duration,
+    },
+    /// A conflict in the database; tried again soon, uncounted.
+    Transient,
+    /// Nothing is known against the message; tried again later.
+    Uncounted {
+        delay: Option<Duration>,
+    },
+    /// No handler starts any more.
+    Stopping,
+    CutOff,
+}
+
+/// One message in the hands of one consumer.
+struct Attempt<'a, Db: InboxDatabase> {
+    job: &'a Job<Db>,
+    registered: &'a Registered<Db>,
+    id: &'a MessageId,
+    transient_runs: u32,
+}
+
+impl<'a, Db: InboxDatabase> Attempt<'a, Db> {
+    fn key(&self) -> ClaimKey<'a> {
+        ClaimKey {
+            consumer: self.registered.consumer.as_str(),
+            message_id: self.id.as_str(),
+        }
+    }
+}
+
+/// What the claim that was won told.
+#[derive(Debug)]
+struct Won {
+    /// Failures counted before.
+    attempts: u32,
+    /// What recognises the transaction that made the claim.
+    mark: Option<String>,
+}
+
+/// What is held against a message after its handler did not succeed.
+#[derive(Debug)]
+struct Failure {
+    text: FailureText,
+    reason: DeadLetterReason,
+    /// The delay that the handler asked for.
+    delay: Option<Duration>,
+    /// The kind of database error behind it.
+    cause: Option<ErrorClass>,
+}
+
+impl Failure {
+    fn of_handler(text: FailureText) -> Self {
+        Self {
+            text,
+            reason: DeadLetterReason::AttemptsExhausted,
+            delay: None,
+            cause: None,
+        }
+    }
+}
+
+/// What a call of the handler came to.
+enum Called {
+    Succeeded,
+    Undecodable(FailureText),
+    Misconfigured(FailureText),
+    Failed(HandlerError),
+    Panicked(String),
+    TimedOut,
+    CutOff,
+}
+
+/// The answer to our COMMIT.
+enum Committed {
+    Yes,
+    /// The database said that it rolled back.
+    No(sqlx::Error),
+    /// The connection was lost or hung in between.
+    Unknown(String),
+}
+
+/// A statement of our own that did not succeed.
+enum Fault {
+    Database(sqlx::Error),
+    Hung(&'static str),
+}
+
+impl Fault {
+    fn text(&self) -> FailureText {
+        match self {
+            Self::Database(error) => FailureText::of_error(error),
+            Self::Hung(what) => FailureText::new(format!("{what} took longer than its limit")),
+        }
+    }
+}
+
+/// Runs a step of our own with a limit; past it the session must be dropped.
+async fn limited<T>(
+    limit: Duration,
+    what: &'static str,
+    step: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, Fault> {
+    match tokio::time::timeout(limit, step).await {
+        Ok(answer) => answer.map_err(Fault::Database),
+        Err(_) => Err(Fault::Hung(what)),
+    }
+}
+
+impl<Db: InboxDatabase> Worker<Db> {
+    /// Takes one consumer's share of a delivery as far as it goes now.
+    pub(crate) async fn process(&mut self, job: &Job<Db>, share: &mut Share<Db>) -> Passed {
+        let registered = Arc::clone(&share.handler);
+        // Identify: writes nothing. Without an id there is no claim, so the message cannot have been processed.
+        let id = match job.envelope.identify(
+            registered.spec.key,
+            &job.route.id_sources,
+            job.route.id_scope.as_deref(),
+        ) {
+            Ok(id) => id,
+            Err(problem) => {
+                let text = FailureText::new(&problem);
+                let mut letter = DeadLetter::new(
+                    &job.route.source,
+                    &job.envelope,
+                    DeadLetterReason::InvalidId,
+                    &text,
+                );
+                letter.consumer = Some(registered.consumer.as_str());
+                letter.handler = Some(registered.spec.name);
+                letter.id = problem.found();
+                let ending = self.keep_without_claim(&letter).await;
+                return self.conclude(ending, share, job, None);
+            }
+        };
+        // Gate: a copy in work in this process goes first; nothing is held while this one waits.
+        let Some(_pass) = self.shared.gate.try_enter(&registered.consumer, &id) else {
+            return Passed::GateTaken(id);
+        };
+        let span = tracing::info_span!(
+            "inbox.process",
+            "messaging.system" = job.route.system,
+            "messaging.message.id" = id.as_str(),
+            "messaging.consumer.group.name" = registered.consumer.as_str(),
+            source = job.route.source.as_str(),
+        );
+        let attempt = Attempt {
+            job,
+            registered: &registered,
+            id: &id,
+            transient_runs: share.transient_runs,
+        };
+        let ending = self.attempt(&attempt).instrument(span).await;
+        self.conclude(ending, share, job, Some(&id))
+    }
+
+    /// Begins, claims, runs the handler, fences and commits.
+    async fn attempt(&mut self, attempt: &Attempt<'_, Db>) -> Ending {
+        let shared = Arc::clone(&self.shared);
+        let Some(mut session) = self.session_when_available().await else {
+            return Ending::Stopping;
+        };
+        let spec = &attempt.registered.spec;
+
+        // Claim: crash before COMMIT leaves nothing; the redelivery claims anew.
+        shared.hook.reach(Step::BeforeClaim, attempt.id.as_str());
+        let claim = Claim::new(attempt.key(), &attempt.job.envelope);
+        let claimed = limited(
+            shared.claim_wait + STATEMENT_LIMIT,
+            "the claim",
+            session.claim(&attempt.registered.begin, &claim),
+        );
+        let won = match claimed.await {
+            Ok(Claimed::Won { dead: true, .. }) => {
+                self.put_back(session).await;
+                tracing::debug!("an open dead letter holds the message");
+                return Ending::Done(Outcome::Dead);
+            }
+            Ok(Claimed::Won { attempts, mark, .. }) => Won { attempts, mark },
+            Ok(_) => return self.duplicate(session, &claim).await,
+            Err(fault) => return self.not_claimed(session, fault).await,
+        };
+        tracing::trace!(attempts = won.attempts, "claimed");
+        shared.hook.reach(Step::AfterClaim, attempt.id.as_str());
+
+        // A crash may have come between the last failure and its dead letter.
+        if won.attempts >= spec.max_attempts
+            && !attempt.registered.seems_broken(shared.broken_after)
+        {
+            let text = FailureText::new("the message had used up its attempts before");
+            return self
+                .keep_claimed(session, attempt, &Failure::of_handler(text), won.attempts)
+                .await;
+        }
+
+        // Decode, extract, handle: a crash rolls back claim and effect together.
+        let called = shared
+            .call(&mut session, attempt, won.attempts.saturating_add(1))
+            .await;
+        shared.hook.reach(Step::AfterHandler, attempt.id.as_str());
+        match called {
+            Called::Succeeded => {}
+            Called::Undecodable(text) => {
+                // Decoding runs before the handler: the transaction holds nothing but the claim.
+                let failure = Failure {
+                    reason: DeadLetterReason::Undecodable,
+                    ..Failure::of_handler(text)
+                };
+                return self
+                    .keep_claimed(session, attempt, &failure, won.attempts)
+                    .await;
+            }
+            Called::Misconfigured(text) => {
+                tracing::error!(
+                    handler = spec.name,
+                    error = text.as_str(),
+                    "a handler argument cannot be provided; the message is kept and tried again"
+                );
+                self.put_back(session).await;
+                return Ending::Uncounted {
+                    delay: Some(Duration::from_secs(30)),
+                };
+            }
+            Called::Failed(error) => {
+                let failure = Failure {
+                    text: FailureText::of_error(&error),
+                    reason: if error.is_rejected() {
+                        DeadLetterReason::Rejected
+                    } else {
+                        DeadLetterReason::AttemptsExhausted
+                    },
+                    delay: error.delay(),
+                    cause: session.cause_of(&error),
+                };
+                let session = self.shared.rolled_back(session).await;
+                return self.failed(session, attempt, &won, failure).await;
+            }
+            Called::Panicked(text) => {
+                let failure =
+                    Failure::of_handler(FailureText::new(format!("the handler panicked: {text}")));
+                let session = self.shared.rolled_back(session).await;
+                return self.failed(session, attempt, &won, failure).await;
+            }
+            Called::TimedOut => {
+                // It may be in the middle of a statement: closing the connection ends that on the server too.
+                drop(session);
+                let text = format!("the handler did not finish within {:?}", spec.timeout);
+                let failure = Failure::of_handler(FailureText::new(text));
+                return self.failed(None, attempt, &won, failure).await;
+            }
+            Called::CutOff => {
+                drop(session);
+                tracing::warn!(
+                    handler = spec.name,
+                    "the handler was cut off by the shutdown and is rolled back"
+                );
+                return Ending::CutOff;
+            }
+        }
+        self.finish(session, attempt, &won).await
+    }
+
+    /// Fence and COMMIT: the only way to `Processed`.
+    async fn finish(
+        &mut self,
+        mut session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        won: &Won,
+    ) -> Ending {
+        let shared = Arc::clone(&self.shared);
+        let swallowed = session.last_statement_error().map(str::to_owned);
+        if won.attempts > 0 {
+            // Fails only in a transaction that the fence would refuse as well.
+            let _ = limited(
+                STATEMENT_LIMIT,
+                "forgetting the failures",
+                session.clear_failures(attempt.key()),
+            )
+            .await;
+        }
+        // Fence: `Ok` from a handler proves nothing about the transaction.
+        let fence = limited(STATEMENT_LIMIT, "the fence", session.fence(attempt.key())).await;
+        let broken = match fence {
+            Ok(Fence::Holds) => None,
+            Ok(Fence::Aborted) => Some(format!(
+                "the handler returned Ok although a statement of its had failed, which aborted the transaction ({}); \
+                 return the error, or run what may fail in `tx.savepoint()`",
+                swallowed.as_deref().unwrap_or("the error is not known")
+            )),
+            Ok(_) => Some(
+                "the handler ended the inbox transaction itself (COMMIT, ROLLBACK, PREPARE TRANSACTION, or a \
+                 statement that implies one); leave the transaction to the runtime"
+                    .to_owned(),
+            ),
+            Err(fault) => {
+                // The session is lost with what it held, claim and effect together.
+                let failure = Failure { cause: Some(class_of::<Db>(&fault)), ..Failure::of_handler(fault.text()) };
+                drop(session);
+                return self.failed(None, attempt, won, failure).await;
+            }
+        };
+        if let Some(text) = broken {
+            // Whatever is open on this session now is not ours: close it.
+            drop(session);
+            return self
+                .failed(
+                    None,
+                    attempt,
+                    won,
+                    Failure::of_handler(FailureText::new(text)),
+                )
+                .await;
+        }
+        shared.hook.reach(Step::BeforeCommit, attempt.id.as_str());
+        // COMMIT: until its answer is here the outcome is unknown, and unknown is never acked.
+        match self.shared.commit(&mut session).await {
+            Committed::Yes => {
+                shared.hook.reach(Step::AfterCommit, attempt.id.as_str());
+                self.session = Some(session);
+                attempt.registered.note_success();
+                Ending::Done(Outcome::Processed)
+            }
+            Committed::No(error) => {
+                let failure = Failure {
+                    cause: Some(Db::classify(&error)),
+                    ..Failure::of_handler(FailureText::new(format!(
+                        "COMMIT was refused: {}",
+                        FailureText::of_error(&error).as_str()
+                    )))
+                };
+                let session = self.shared.rolled_back(session).await;
+                self.failed(session, attempt, won, failure).await
+            }
+            Committed::Unknown(text) => {
+                drop(session);
+                tracing::warn!(error = %text, "the outcome of COMMIT is unknown; the redelivery's claim will tell");
+                Ending::Uncounted { delay: None }
+            }
+        }
+    }
+
+    /// A duplicate: acked after a look at whether it is really the same message.
+    async fn duplicate(&mut self, mut session: Session<Db>, claim: &Claim<'_>) -> Ending {
+        let stored = limited(
+            STATEMENT_LIMIT,
+            "reading the payload hash",
+            session.payload_hash(claim.key()),
+        )
+        .await;
+        match stored {
+            Ok(stored) => {
+                if claim
+                    .payload_hash()
+                    .contradicts(stored.flatten().as_deref())
+                {
+                    tracing::error!(
+                        consumer = claim.key().consumer,
+                        message_id = claim.key().message_id,
+                        "another payload under an id that was processed before: the id is not unique, or the \
+                         producer changed the message between two sends; it is skipped as a duplicate"
+                    );
+                }
+                self.put_back(session).await;
+            }
+            Err(fault) => tracing::warn!(
+                error = fault.text().as_str(),
+                "the payloads could not be compared"
+            ),
+        }
+        // The claim's own answer decides, whatever came after it.
+        Ending::Done(Outcome::Duplicate)
+    }
+
+    /// The claim got no answer: a copy is in work elsewhere, or the database is at fault. Never the message.
+    async fn not_claimed(&mut self, session: Session<Db>, fault: Fault) -> Ending {
+        match class_of::<Db>(&fault) {
+            ErrorClass::Transient => {
+                tracing::debug!(
+                    error = fault.text().as_str(),
+                    "a copy of the message is in work elsewhere"
+                );
+                self.put_back(session).await;
+                Ending::Uncounted { delay: None }
+            }
+            ErrorClass::Statement => {
+                drop(session);
+                tracing::error!(
+                    error = fault.text().as_str(),
+                    "the claim failed: the schema, the privileges or the session are at fault; the message is kept"
+                );
+                Ending::Uncounted {
+                    delay: Some(backoff::misconfigured(1)),
+                }
+            }
+            _ => {
+                drop(session);
+                tracing::warn!(
+                    error = fault.text().as_str(),
+                    "the database was lost before the claim"
+                );
+                Ending::Uncounted { delay: None }
+            }
+        }
+    }
+
+    /// After the rollback: finds out whether the handler made its claim durable itself, then counts the
+    /// failure, and at `max_attempts` keeps the message as a dead letter.
+    async fn failed(
+        &mut self,
+        session: Option<Session<Db>>,
+        attempt: &Attempt<'_, Db>,
+        won: &Won,
+        failure: Failure,
+    ) -> Ending {
+        let registered = attempt.registered;
+        let mut session = match session {
+            Some(session) => session,
+            // One try: when the database is there at once, the connection was lost to this message.
+            None => match self.shared.open_session().await {
+                Ok(session) => session,
+                Err(fault) => {
+                    tracing::warn!(
+                        error = fault.text().as_str(),
+                        failure = failure.text.as_str(),
+                        "no connection after a failure; it is not counted"
+                    );
+                    return Ending::Uncounted { delay: None };
+                }
+            },
+        };
+        match limited(
+            STATEMENT_LIMIT,
+            "reading the claim",
+            session.trace(attempt.key(), won.mark.as_deref()),
+        )
+        .await
+        {
+            Ok(TraceOfClaim::Absent) => {}
+            Ok(TraceOfClaim::Ours) => return self.escaped(session, attempt, failure).await,
+            Ok(_) => {
+                self.session = Some(session);
+                return Ending::Done(Outcome::Duplicate);
+            }
+            Err(fault) => return uncounted("reading the claim", &fault),
+        }
+        match failure.cause {
+            Some(ErrorClass::Transient)
+                if attempt.transient_runs + 1 < self.shared.retry.transient_runs =>
+            {
+                tracing::debug!(
+                    failure = failure.text.as_str(),
+                    "a conflict in the database; trying again"
+                );
+                self.session = Some(session);
+                return Ending::Transient;
+            }
+            Some(ErrorClass::Outage) => {
+                tracing::warn!(
+                    failure = failure.text.as_str(),
+                    "the database was not available to the handler"
+                );
+                self.session = Some(session);
+                return Ending::Uncounted { delay: None };
+            }
+            _ => {}
+        }
+        if failure.reason == DeadLetterReason::Rejected {
+            return self
+                .keep(session, attempt, &failure, won.attempts.saturating_add(1))
+                .await;
+        }
+        let recorded = async {
+            session.begin(&self.shared.begin).await?;
+            let record = session.record_failure(attempt.key(), &failure.text).await?;
+            session.commit().await?;
+            Ok(record.attempts)
+        };
+        let failures = match limited(STATEMENT_LIMIT, "counting the failure", recorded).await {
+            Ok(failures) => failures,
+            Err(fault) => return uncounted("counting the failure", &fault),
+        };
+        tracing::warn!(
+            consumer = %registered.consumer,
+            message_id = %attempt.id,
+            handler = registered.spec.name,
+            attempt = failures,
+            max_attempts = registered.spec.max_attempts,
+            failure = failure.text.as_str(),
+            "the handler failed"
+        );
+        if failures < registered.spec.max_attempts {
+            self.session = Some(session);
+            let delay = self.shared.retry.after_failure(failures);
+            return Ending::Failed {
+                delay: failure.delay.map_or(delay, |asked| asked.max(delay)),
+            };
+        }
+        if registered.seems_broken(self.shared.broken_after) {
+            tracing::error!(
+                consumer = %registered.consumer,
+                in_a_row = self.shared.broken_after,
+                "so many messages failed in a row that the handler or what it needs is to blame: no more dead \
+                 letters until one succeeds; the messages are kept and tried again"
+            );
+            self.session = Some(session);
+            return Ending::Failed {
+                delay: self.shared.retry.longest,
+            };
+        }
+        self.keep(session, attempt, &failure, failures).await
+    }
+
+    /// Keeps a message as a dead letter in a transaction of its own, which must win the claim first: a message
+    /// that was processed meanwhile is no dead letter.
+    async fn keep(
+        &mut self,
+        mut session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        failure: &Failure,
+        attempts: u32,
+    ) -> Ending {
+        let claim = Claim::new(attempt.key(), &attempt.job.envelope);
+        let limit = self.shared.claim_wait + STATEMENT_LIMIT;
+        let begin = Arc::clone(&self.shared.begin);
+        match limited(limit, "the claim", session.claim(&begin, &claim)).await {
+            Ok(Claimed::Won { .. }) => self.keep_claimed(session, attempt, failure, attempts).await,
+            Ok(_) => {
+                self.put_back(session).await;
+                Ending::Done(Outcome::Duplicate)
+            }
+            Err(fault) => self.not_claimed(session, fault).await,
+        }
+    }
+
+    /// Stores the dead letter and withdraws the claim in the transaction that holds it: "failed for good" and
+    /// "processed" exclude each other at every instant.
+    async fn keep_claimed(
+        &mut self,
+        mut session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        failure: &Failure,
+        attempts: u32,
+    ) -> Ending {
+        let letter = letter(attempt, failure, attempts);
+        let stored = async {
+            session.store_dead_letter(&letter).await?;
+            session.withdraw_claim(attempt.key()).await
+        };
+        if let Err(fault) = limited(STATEMENT_LIMIT, "storing the dead letter", stored).await {
+            return uncounted("storing the dead letter", &fault);
+        }
+        match self.shared.commit(&mut session).await {
+            Committed::Yes => {
+                self.session = Some(session);
+                if failure.reason == DeadLetterReason::AttemptsExhausted {
+                    attempt.registered.note_exhausted();
+                }
+                report_dead(&letter);
+                Ending::Done(Outcome::Dead)
+            }
+            Committed::No(error) => uncounted("storing the dead letter", &Fault::Database(error)),
+            Committed::Unknown(text) => {
+                tracing::warn!(error = %text, "the outcome of storing a dead letter is unknown; trying again");
+                Ending::Uncounted { delay: None }
+            }
+        }
+    }
+
+    /// The handler committed the claim itself. What it did cannot be undone and may be half of its work: the
+    /// claim stays, so that it is not repeated, and a dead letter tells a person.
+    async fn escaped(
+        &mut self,
+        session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        failure: Failure,
+    ) -> Ending {
+        let text = FailureText::new(format!(
+            "the handler made the inbox transaction durable itself (a COMMIT of its own); whether its work is \
+             complete is not known, and it will not be repeated. {}",
+            failure.text.as_str()
+        ));
+        let failure = Failure {
+            reason: DeadLetterReason::Escaped,
+            text,
+            ..failure
+        };
+        self.session = Some(session);
+        self.keep_without_claim(&letter(attempt, &failure, 0)).await
+    }
+
+    /// Stores a dead letter that has no claim to win: no id, no handler, or an escaped transaction.
+    async fn keep_without_claim(&mut self, letter: &DeadLetter<'_>) -> Ending {
+        let Some(mut session) = self.session_when_available().await else {
+            return Ending::Stopping;
+        };
+        let begin = Arc::clone(&self.shared.begin);
+        let stored = async {
+            session.begin(&begin).await?;
+            session.store_dead_letter(letter).await?;
+            session.commit().await
+        };
+        match limited(STATEMENT_LIMIT, "storing the dead letter", stored).await {
+            Ok(()) => {
+                self.session = Some(session);
+                report_dead(letter);
+                Ending::Done(Outcome::Dead)
+            }
+            // Whatever became of it, storing it again finds the same entry.
+            Err(fault) => uncounted("storing the dead letter", &fault),
+        }
+    }
+
+    /// Keeps a message that no handler takes. `Err`: not stored, try again after that time.
+    pub(crate) async fn keep_unroutable(
+        &mut self,
+        job: &Job<Db>,
+        reason: &str,
+        tries: u32,
+    ) -> Result<(), Duration> {
+        let text = FailureText::new(reason);
+        let mut letter = DeadLetter::new(
+            &job.route.source,
+            &job.envelope,
+            DeadLetterReason::UnknownType,
+            &text,
+        );
+        let id = job
+            .envelope
+            .identify(
+                inbox_core::DedupKey::MessageId,
+                &job.route.id_sources,
+                job.route.id_scope.as_deref(),
+            )
+            .ok();
+        letter.id = id
+            .as_ref()
+            .map(MessageId::as_str)
+            .or(job.envelope.id.as_deref());
+        match self.keep_without_claim(&letter).await {
+            Ending::Done(_) => Ok(()),
+            _ => Err(backoff::elsewhere(tries.saturating_add(1))),
+        }
+    }
+
+    /// Rolls back and keeps the session for the next message.
+    async fn put_back(&mut self, session: Session<Db>) {
+        self.session = self.shared.rolled_back(session).await;
+    }
+
+    /// The worker's session, or a new one as soon as the database gives one; `None` when the runtime stops.
+    ///
+    /// While the database is away the worker waits here with the message in hand: nothing is acked, nothing is
+    /// handed back, and no other message is touched.
+    async fn session_when_available(&mut self) -> Option<Session<Db>> {
+        if let Some(session) = self.session.take() {
+            return Some(session);
+        }
+        let mut failures: u32 = 0;
+        loop {
+            let opened = tokio::select! {
+                biased;
+                opened = self.shared.open_session() => opened,
+                () = self.shared.stop.cancelled() => return None,
+            };
+            match opened {
+                Ok(session) => return Some(session),
+                Err(fault) => {
+                    failures = failures.saturating_add(1);
+                    tracing::warn!(
+                        failures,
+                        error = fault.text().as_str(),
+                        "no database connection; trying again"
+                    );
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(backoff::reconnect(failures)) => {}
+                () = self.shared.stop.cancelled() => return None,
+            }
+        }
+    }
+
+    /// Turns the end of an attempt into the share's status, and says so.
+    fn conclude(
+        &self,
+        ending: Ending,
+        share: &mut Share<Db>,
+        job: &Job<Db>,
+        id: Option<&MessageId>,
+    ) -> Passed {
+        let now = Instant::now();
+        let message_id = id.map_or("", MessageId::as_str);
+        let consumer = share.handler.consumer.as_str();
+        let source = job.route.source.as_str();
+        let status = match ending {
+            Ending::Done(outcome) => {
+                tracing::debug!(
+                    consumer,
+                    message_id,
+                    source,
+                    outcome = outcome.as_str(),
+                    "done"
+                );
+                Status::Done(outcome)
+            }
+            Ending::Failed { delay } => {
+                share.transient_runs = 0;
+                tracing::debug!(
+                    consumer,
+                    message_id,
+                    source,
+                    outcome = "retry",
+                    ?delay,
+                    "to be tried again"
+                );
+                Status::Waiting {
+                    until: now + delay,
+                    why: Wait::Failure,
+                }
+            }
+            Ending::Transient => {
+                share.transient_runs += 1;
+                let delay = self.shared.retry.after_transient(share.transient_runs);
+                Status::Waiting {
+                    until: now + delay,
+                    why: Wait::Transient,
+                }
+            }
+            Ending::Uncounted { delay } => {
+                share.uncounted_tries = share.uncounted_tries.saturating_add(1);
+                let delay = delay.unwrap_or_else(|| backoff::elsewhere(share.uncounted_tries));
+                tracing::debug!(
+                    consumer,
+                    message_id,
+                    source,
+                    outcome = "undecided",
+                    ?delay,
+                    "to be tried again"
+                );
+                Status::Waiting {
+                    until: now + delay,
+                    why: Wait::Uncounted,
+                }
+            }
+            Ending::Stopping => Status::Waiting {
+                until: now,
+                why: Wait::Stopping,
+            },
+            Ending::CutOff => return Passed::CutOff,
+        };
+        Passed::Status(status)
+    }
+}
+
+/// Steps that need nothing of the worker: they borrow the session of the moment alone.
+impl<Db: InboxDatabase> Shared<Db> {
+    /// Runs decode, extract and the handler within its time limit, isolated from panics.
+    async fn call(
+        &self,
+        session: &mut Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        number: u32,
+    ) -> Called {
+        let registered = attempt.registered;
+        let incoming = [Incoming::new(
+            &attempt.job.envelope,
+            attempt.id,
+            &registered.consumer,
+            &attempt.job.route.source,
+            number,
+            &self.state,
+        )];
+        let call =
+            AssertUnwindSafe(async { registered.handler.call(&incoming, session.tx()).await })
+                .catch_unwind();
+        let answer = tokio::select! {
+            biased;
+            answer = call => answer,
+            () = tokio::time::sleep(registered.spec.timeout) => return Called::TimedOut,
+            () = self.cut_off.cancelled() => return Called::CutOff,
+        };
+        match answer {
+            Ok(Ok(())) => Called::Succeeded,
+            Ok(Err(CallError::Decode(error))) => Called::Undecodable(FailureText::of_error(&error)),
+            Ok(Err(CallError::Handler(error))) => Called::Failed(error),
+            Ok(Err(other)) => Called::Misconfigured(FailureText::of_error(&other)),
+            Err(panic) => Called::Panicked(panic_text(&*panic)),
+        }
+    }
+
+    /// COMMIT with its own limit: a hung one (a missing synchronous standby) ends as "unknown", never with a
+    /// cancel request, which could turn it into a success that was not replicated.
+    async fn commit(&self, session: &mut Session<Db>) -> Committed {
+        match limited(self.commit_wait, "COMMIT", session.commit()).await {
+            Ok(()) => Committed::Yes,
+            Err(Fault::Database(error)) if Db::is_known_rollback(&error) => Committed::No(error),
+            Err(fault) => Committed::Unknown(fault.text().as_str().to_owned()),
+        }
+    }
+
+    /// Rolls back; a session that cannot is closed, which comes to the same.
+    async fn rolled_back(&self, mut session: Session<Db>) -> Option<Session<Db>> {
+        limited(STATEMENT_LIMIT, "ROLLBACK", session.roll_back())
+            .await
+            .is_ok()
+            .then_some(session)
+    }
+
+    async fn open_session(&self) -> Result<Session<Db>, Fault> {
+        let open = Session::open(&self.pool, Arc::clone(&self.layout));
+        limited(STATEMENT_LIMIT, "taking a connection from the pool", open).await
+    }
+}
+
+/// The message as a dead letter of this consumer.
+fn letter<'a, Db: InboxDatabase>(
+    attempt: &'a Attempt<'_, Db>,
+    failure: &'a Failure,
+    attempts: u32,
+) -> DeadLetter<'a> {
+    let mut letter = DeadLetter::new(
+        &attempt.job.route.source,
+        &attempt.job.envelope,
+        failure.reason,
+        &failure.text,
+    );
+    letter.consumer = Some(attempt.registered.consumer.as_str());
+    letter.handler = Some(attempt.registered.spec.name);
+    letter.id = Some(attempt.id.as_str());
+    letter.attempts = attempts;
+    letter
+}
+
+fn report_dead(letter: &DeadLetter<'_>) {
+    tracing::error!(
+        consumer = letter.consumer,
+        message_id = letter.id,
+        source = letter.source,
+        reason = letter.reason.as_str(),
+        failure = letter.text.as_str(),
+        attempts = letter.attempts,
+        "kept as a dead letter"
+    );
+}
+
+/// A statement of our own failed: not the message's fault.
+fn uncounted(what: &str, fault: &Fault) -> Ending {
+    tracing::warn!(
+        error = fault.text().as_str(),
+        "{what} failed; the message is kept and tried again"
+    );
+    Ending::Uncounted { delay: None }
+}
+
+/// A hung step is as good as a lost connection.
+fn class_of<Db: InboxDatabase>(fault: &Fault) -> ErrorClass {
+    match fault {
+        Fault::Database(error) => Db::classify(error),
+        Fault::Hung(_) => ErrorClass::Lost,
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without a text".to_owned())
+}

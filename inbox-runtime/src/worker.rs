@@ -1,0 +1,178 @@
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt as _;
+use inbox_core::{InboxDatabase, Layout, Session, Verdict};
+use sqlx::Pool;
+use tokio_util::sync::CancellationToken;
+
+use crate::backoff::{self, RetryPolicy};
+use crate::gate::Gate;
+use crate::hold::Hold;
+use crate::job::{Job, Next, Status, Wait, Work};
+use crate::testing::{Step, StepHook};
+
+/// How long a worker without work keeps its connection from the pool.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What all workers of one inbox share.
+pub(crate) struct Shared<Db: InboxDatabase> {
+    pub(crate) pool: Pool<Db>,
+    pub(crate) layout: Arc<Layout<Db>>,
+    pub(crate) state: inbox_core::StateMap,
+    pub(crate) gate: Arc<Gate<Db>>,
+    pub(crate) hold: Hold<Db>,
+    /// The text that begins a transaction of our own bookkeeping.
+    pub(crate) begin: Arc<str>,
+    pub(crate) claim_wait: Duration,
+    pub(crate) commit_wait: Duration,
+    pub(crate) longest_hold: Duration,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) broken_after: u32,
+    pub(crate) hook: StepHook,
+    /// No new handler starts.
+    pub(crate) stop: CancellationToken,
+    /// The handlers that still run are dropped.
+    pub(crate) cut_off: CancellationToken,
+}
+
+/// One worker: a task that owns its connection and runs the handlers itself.
+///
+/// It is never dropped half-way: shutdown waits for it, and it checks the tokens where it can leave nothing
+/// behind.
+pub(crate) struct Worker<Db: InboxDatabase> {
+    pub(crate) shared: Arc<Shared<Db>>,
+    pub(crate) queue: async_channel::Receiver<Job<Db>>,
+    /// Taken from the pool when work comes, kept while there is more, given back when idle.
+    pub(crate) session: Option<Session<Db>>,
+}
+
+impl<Db: InboxDatabase> Worker<Db> {
+    /// Runs until the runtime stops; answers how many handlers were cut off.
+    pub(crate) async fn run(mut self) -> usize {
+        let mut cut_off = 0;
+        while let Some(job) = self.next_job().await {
+            cut_off += usize::from(self.pass(job).await);
+        }
+        if let Some(session) = self.session.take() {
+            session.release().await;
+        }
+        cut_off
+    }
+
+    async fn next_job(&mut self) -> Option<Job<Db>> {
+        if self.session.is_some() {
+            let waited = tokio::select! {
+                biased;
+                () = self.shared.stop.cancelled() => return None,
+                job = tokio::time::timeout(LINGER, self.queue.recv()) => job,
+            };
+            if let Ok(job) = waited {
+                return job.ok();
+            }
+            if let Some(session) = self.session.take() {
+                session.release().await;
+            }
+        }
+        tokio::select! {
+            biased;
+            () = self.shared.stop.cancelled() => None,
+            job = self.queue.recv() => job.ok(),
+        }
+    }
+
+    /// Runs the path for every consumer of a delivery that is due, then settles the delivery, hands it back,
+    /// or keeps it for later. Answers whether a handler was cut off.
+    async fn pass(&mut self, mut job: Job<Db>) -> bool {
+        if job.is_void() {
+            // The broker delivers another copy; this one could not be settled.
+            return false;
+        }
+        let mut cut_off = false;
+        let mut at_gate = None;
+        // Taken out for the time of the pass, so that the path can read the job while it updates a share.
+        let mut work = std::mem::replace(&mut job.work, Work::Ignore);
+        match &mut work {
+            Work::Ignore => {}
+            Work::Unroutable { reason, tries } => {
+                if let Err(tried_again_after) = self.keep_unroutable(&job, reason, *tries).await {
+                    *tries = tries.saturating_add(1);
+                    job.work = work;
+                    self.shared
+                        .hold
+                        .until(Instant::now() + tried_again_after, job);
+                    return false;
+                }
+            }
+            Work::Shares(shares) => {
+                for share in shares.iter_mut() {
+                    match share.status {
+                        Status::Done(_) => continue,
+                        Status::Waiting { until, .. } if until > Instant::now() => continue,
+                        Status::Waiting { .. } | Status::Open => {}
+                    }
+                    if self.shared.stop.is_cancelled() {
+                        share.status = Status::Waiting {
+                            until: Instant::now(),
+                            why: Wait::Stopping,
+                        };
+                        continue;
+                    }
+                    // A panic in the path itself (a handler's is caught there) must not cost us the worker
+                    // and, with it, the delivery.
+                    let answer = AssertUnwindSafe(self.process(&job, share))
+                        .catch_unwind()
+                        .await;
+                    match answer {
+                        Ok(crate::path::Passed::Status(status)) => share.status = status,
+                        Ok(crate::path::Passed::CutOff) => {
+                            cut_off = true;
+                            share.status = Status::Waiting {
+                                until: Instant::now(),
+                                why: Wait::Stopping,
+                            };
+                        }
+                        Ok(crate::path::Passed::GateTaken(id)) => {
+                            at_gate = Some((share.handler.consumer.clone(), id));
+                        }
+                        Err(_) => {
+                            self.session = None;
+                            share.uncounted_tries = share.uncounted_tries.saturating_add(1);
+                            let wait = backoff::misconfigured(share.uncounted_tries);
+                            tracing::error!(
+                                consumer = %share.handler.consumer,
+                                source = %job.route.source,
+                                "the delivery path panicked; the message is kept and tried again"
+                            );
+                            share.status = Status::Waiting {
+                                until: Instant::now() + wait,
+                                why: Wait::Uncounted,
+                            };
+                        }
+                    }
+                }
+            }
+        }
+        job.work = work;
+        if let Some((consumer, id)) = at_gate {
+            if let Some(job) = self.shared.gate.park(&consumer, &id, job) {
+                // The holder left in between.
+                self.shared.hold.until(Instant::now(), job);
+            }
+            return cut_off;
+        }
+        match job.next(self.shared.longest_hold) {
+            Next::Ack => {
+                self.shared.hook.reach(
+                    Step::BeforeAck,
+                    job.envelope.id.as_deref().unwrap_or_default(),
+                );
+                job.settle(Verdict::Ack).await;
+            }
+            Next::HandBack { delay } => job.settle(Verdict::HandBack { delay }).await,
+            Next::Hold { until } => self.shared.hold.until(until, job),
+        }
+        cut_off
+    }
+}

@@ -1,0 +1,472 @@
+//! What the guarantee tests share: a database of their own for each test, the ledger that business rows are
+//! asserted on, and a running inbox that can be stopped.
+//!
+//! Servers come from the environment (`tests/run` starts them). A missing one is a failure, never a skip.
+
+use std::future::Future;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use inbox_runtime::brokers::MemoryBroker;
+use inbox_runtime::{Envelope, Inbox, InboxDatabase, Stopped};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Executor as _, Pool, Postgres, Sqlite};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// The environment variable `name`, which the test command sets.
+///
+/// # Panics
+///
+/// When it is missing: a test without its server has failed.
+#[must_use]
+pub fn environment(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| {
+        panic!("{name} is not set: run the tests with `tests/run`, which starts the servers")
+    })
+}
+
+/// A name that no other test uses.
+#[must_use]
+pub fn unique(prefix: &str) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    format!(
+        "{prefix}_{}_{}_{number}",
+        std::process::id(),
+        now.as_nanos() % 1_000_000_000
+    )
+}
+
+/// A message as the cases have it: an order of `amount` for `account`.
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+pub struct OrderPlaced {
+    /// The account that pays.
+    pub account: String,
+    /// What it pays.
+    pub amount: i64,
+}
+
+/// Writes the same module of tests for each database: `$module` is what the module is called, `Db` in it the
+/// database.
+///
+/// ```ignore
+/// on_each_database! {
+///     #[tokio::test(flavor = "multi_thread")]
+///     async fn a_promise() { let sandbox = Db::fresh(5).await; }
+/// }
+/// ```
+#[macro_export]
+macro_rules! on_each_database {
+    ($($body:tt)*) => {
+        mod postgres {
+            #[allow(unused_imports)]
+            use super::*;
+            #[allow(dead_code)]
+            type Db = sqlx::Postgres;
+            $($body)*
+        }
+        mod sqlite {
+            #[allow(unused_imports)]
+            use super::*;
+            #[allow(dead_code)]
+            type Db = sqlx::Sqlite;
+            $($body)*
+        }
+    };
+}
+
+/// The handler of the cases for `$db`: one ledger row, and the amount added to the account.
+#[macro_export]
+macro_rules! bill {
+    ($db:ty, $order:expr, $id:expr, $tx:expr) => {{
+        let order: &$crate::OrderPlaced = &$order;
+        sqlx::query::<$db>("INSERT INTO ledger (account, amount, msg_id) VALUES ($1, $2, $3)")
+            .bind(&order.account)
+            .bind(order.amount)
+            .bind($id.as_str())
+            .execute(&mut *$tx)
+            .await?;
+        sqlx::query::<$db>("UPDATE accounts SET balance = balance + $1 WHERE id = $2")
+            .bind(order.amount)
+            .bind(&order.account)
+            .execute(&mut *$tx)
+            .await?;
+    }};
+}
+
+/// m-1 of the cases: type OrderPlaced, 100 for acc-1.
+#[must_use]
+pub fn order(id: &str) -> Envelope {
+    Envelope::new(r#"{"account":"acc-1","amount":100}"#)
+        .id(id)
+        .message_type("OrderPlaced")
+}
+
+/// A database that tests can make anew.
+pub trait TestDatabase: InboxDatabase {
+    /// An empty database with the ledger and the inbox tables, and a pool of `connections` on it.
+    fn fresh(connections: u32) -> impl Future<Output = Sandbox<Self>> + Send;
+
+    /// Runs SQL outside any inbox.
+    fn run(pool: &Pool<Self>, sql: &str) -> impl Future<Output = ()> + Send;
+
+    /// The one integer that a query answers (NULL: 0).
+    fn number(pool: &Pool<Self>, sql: &str) -> impl Future<Output = i64> + Send;
+
+    /// The first column of every row, as text.
+    fn texts(pool: &Pool<Self>, sql: &str) -> impl Future<Output = Vec<String>> + Send;
+}
+
+/// A database of one test.
+#[derive(Debug)]
+pub struct Sandbox<Db: TestDatabase> {
+    /// Connections to it.
+    pub pool: Pool<Db>,
+    /// Its address, for other processes.
+    pub url: String,
+    clean_up: CleanUp,
+}
+
+#[derive(Debug)]
+enum CleanUp {
+    /// PostgreSQL: dropped by the next run's server being thrown away; databases are small.
+    Nothing,
+    /// SQLite: the folder that holds the file.
+    Folder(std::path::PathBuf),
+}
+
+impl Drop for CleanUp {
+    fn drop(&mut self) {
+        if let Self::Folder(folder) = self {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+const LEDGER: &str = "
+    CREATE TABLE accounts (id TEXT PRIMARY KEY, balance BIGINT NOT NULL);
+    INSERT INTO accounts (id, balance) VALUES ('acc-1', 0), ('acc-2', 0);";
+
+impl<Db: TestDatabase> Sandbox<Db> {
+    /// Ledger rows of one message.
+    pub async fn ledger_rows(&self, id: &str) -> i64 {
+        Db::number(
+            &self.pool,
+            &format!("SELECT count(*) FROM ledger WHERE msg_id = '{id}'"),
+        )
+        .await
+    }
+
+    /// All ledger rows.
+    pub async fn ledger_total(&self) -> i64 {
+        Db::number(&self.pool, "SELECT count(*) FROM ledger").await
+    }
+
+    /// The balance of an account.
+    pub async fn balance(&self, account: &str) -> i64 {
+        Db::number(
+            &self.pool,
+            &format!("SELECT balance FROM accounts WHERE id = '{account}'"),
+        )
+        .await
+    }
+
+    /// Claims of one message, whoever made them.
+    pub async fn claims(&self, id: &str) -> i64 {
+        let sql =
+            format!("SELECT count(*) FROM inbox_processed_messages WHERE message_id = '{id}'");
+        Db::number(&self.pool, &sql).await
+    }
+
+    /// All claims.
+    pub async fn claims_total(&self) -> i64 {
+        Db::number(&self.pool, "SELECT count(*) FROM inbox_processed_messages").await
+    }
+
+    /// Reasons of all dead letters, oldest first.
+    pub async fn dead_letters(&self) -> Vec<String> {
+        Db::texts(
+            &self.pool,
+            "SELECT reason FROM inbox_dead_letters ORDER BY id",
+        )
+        .await
+    }
+
+    /// The failure texts of all dead letters, oldest first.
+    pub async fn dead_letter_texts(&self) -> Vec<String> {
+        Db::texts(
+            &self.pool,
+            "SELECT failure FROM inbox_dead_letters ORDER BY id",
+        )
+        .await
+    }
+
+    /// Counted failures of one message.
+    pub async fn attempts(&self, id: &str) -> i64 {
+        Db::number(
+            &self.pool,
+            &format!("SELECT sum(attempts) FROM inbox_attempts WHERE message_id = '{id}'"),
+        )
+        .await
+    }
+
+    /// "The effect is stored once": one ledger row, one claim, and the balance moved by it once.
+    ///
+    /// # Panics
+    ///
+    /// When it is not so.
+    pub async fn assert_stored_once(&self, id: &str) {
+        assert_eq!(self.ledger_rows(id).await, 1, "ledger rows of {id}");
+        assert_eq!(self.claims(id).await, 1, "claims of {id}");
+        let sum = Db::number(
+            &self.pool,
+            "SELECT sum(amount) FROM ledger WHERE account = 'acc-1'",
+        )
+        .await;
+        assert_eq!(
+            self.balance("acc-1").await,
+            sum,
+            "balance and ledger disagree"
+        );
+    }
+}
+
+impl TestDatabase for Postgres {
+    async fn fresh(connections: u32) -> Sandbox<Self> {
+        let admin: PgConnectOptions = environment("POSTGRES_ADMIN_URL")
+            .parse()
+            .expect("POSTGRES_ADMIN_URL is no address");
+        let app: PgConnectOptions = environment("POSTGRES_URL")
+            .parse()
+            .expect("POSTGRES_URL is no address");
+        let name = unique("t");
+        let create = format!("CREATE DATABASE {name} OWNER {}", app.get_username());
+        let mut conn = admin.connect().await.expect("PostgreSQL does not answer");
+        conn.execute(sqlx::raw_sql(AssertSqlSafe(create)))
+            .await
+            .expect("no test database");
+        let options = app.database(&name);
+        let url = options.to_url_lossy().to_string();
+        let pool = PgPoolOptions::new()
+            .max_connections(connections)
+            .acquire_timeout(Duration::from_secs(5))
+            .connect_with(options)
+            .await
+            .expect("no connection to the test database");
+        let ledger = "CREATE TABLE ledger (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, \
+                      account TEXT NOT NULL, amount BIGINT NOT NULL, msg_id TEXT NOT NULL);";
+        Self::run(&pool, &format!("{ledger}{LEDGER}")).await;
+        inbox_runtime::migrate(&pool).await.expect("migrations");
+        Sandbox {
+            pool,
+            url,
+            clean_up: CleanUp::Nothing,
+        }
+    }
+
+    async fn run(pool: &Pool<Self>, sql: &str) {
+        pool.execute(sqlx::raw_sql(AssertSqlSafe(sql)))
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    async fn number(pool: &Pool<Self>, sql: &str) -> i64 {
+        let sql = format!("SELECT COALESCE(({sql}), 0)::bigint");
+        sqlx::query_scalar(AssertSqlSafe(sql.as_str()))
+            .fetch_one(pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    async fn texts(pool: &Pool<Self>, sql: &str) -> Vec<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_all(pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+}
+
+impl TestDatabase for Sqlite {
+    async fn fresh(connections: u32) -> Sandbox<Self> {
+        let folder = std::env::temp_dir().join(unique("inbox"));
+        std::fs::create_dir_all(&folder).expect("no folder for the test database");
+        let file = folder.join("test.db");
+        let pool = sqlite_pool(&file, connections).await;
+        let ledger = "CREATE TABLE ledger (id INTEGER PRIMARY KEY, \
+                      account TEXT NOT NULL, amount BIGINT NOT NULL, msg_id TEXT NOT NULL);";
+        Self::run(&pool, &format!("{ledger}{LEDGER}")).await;
+        inbox_runtime::migrate(&pool).await.expect("migrations");
+        Sandbox {
+            pool,
+            url: file.display().to_string(),
+            clean_up: CleanUp::Folder(folder),
+        }
+    }
+
+    async fn run(pool: &Pool<Self>, sql: &str) {
+        pool.execute(sqlx::raw_sql(AssertSqlSafe(sql)))
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    async fn number(pool: &Pool<Self>, sql: &str) -> i64 {
+        let sql = format!("SELECT COALESCE(({sql}), 0)");
+        sqlx::query_scalar(AssertSqlSafe(sql.as_str()))
+            .fetch_one(pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    async fn texts(pool: &Pool<Self>, sql: &str) -> Vec<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_all(pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+}
+
+/// A pool on a SQLite file as the documentation advises: WAL, synchronous = FULL.
+///
+/// # Panics
+///
+/// When the file cannot be opened.
+pub async fn sqlite_pool(file: &std::path::Path, connections: u32) -> Pool<Sqlite> {
+    let options = SqliteConnectOptions::new()
+        .filename(file)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal);
+    SqlitePoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(5))
+        .connect_with(options)
+        .await
+        .expect("no connection to the test database")
+}
+
+/// An inbox that runs in the background until it is stopped.
+#[derive(Debug)]
+pub struct Running {
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Stopped>,
+}
+
+impl Running {
+    /// Starts an inbox.
+    #[must_use]
+    pub fn start<Db: InboxDatabase>(inbox: Inbox<Db>) -> Self {
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(inbox.run_until(async {
+            let _ = stopped.await;
+        }));
+        Self {
+            stop: Some(stop),
+            task,
+        }
+    }
+
+    /// Stops it and waits for its end.
+    ///
+    /// # Panics
+    ///
+    /// When it does not end within a minute.
+    pub async fn stop(mut self) -> Stopped {
+        drop(self.stop.take());
+        tokio::time::timeout(Duration::from_secs(60), self.task)
+            .await
+            .expect("the inbox did not stop")
+            .expect("the inbox panicked")
+    }
+}
+
+/// Waits until `condition` holds, for at most 20 seconds.
+///
+/// # Panics
+///
+/// When it does not come to hold.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while !condition().await {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "not within 20 s: {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until everything that the in-memory broker has is acked.
+///
+/// # Panics
+///
+/// When that takes more than a minute.
+pub async fn all_acked(broker: &MemoryBroker) {
+    tokio::time::timeout(Duration::from_secs(60), broker.until_idle())
+        .await
+        .expect("the broker did not become idle");
+}
+
+/// Collects the events of this test's thread and those it spawns, as lines of text.
+///
+/// One test per process can have it; use it in a test binary of its own or compare by unique ids.
+#[derive(Debug, Default)]
+pub struct EventLog(Mutex<Vec<u8>>);
+
+impl EventLog {
+    /// Everything logged so far.
+    ///
+    /// # Panics
+    ///
+    /// Never in practice: the log's lock is not poisoned by readers.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+
+    /// The log of this process, installed as the global subscriber at the first call.
+    #[must_use]
+    pub fn of_process() -> &'static Self {
+        static LOG: std::sync::OnceLock<&'static EventLog> = std::sync::OnceLock::new();
+        LOG.get_or_init(|| {
+            let log: &'static Self = Box::leak(Box::default());
+            let _ = tracing_subscriber::fmt()
+                .with_env_filter("warn,inbox_runtime=trace,inbox_core=trace")
+                .with_ansi(false)
+                .with_writer(move || Writer(log))
+                .try_init();
+            log
+        })
+    }
+}
+
+struct Writer(&'static EventLog);
+
+impl std::io::Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if std::env::var_os("INBOX_TEST_LOG").is_some() {
+            eprint!("{}", String::from_utf8_lossy(bytes));
+        }
+        self.0
+            .0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<Db: TestDatabase> Sandbox<Db> {
+    /// The folder or database stays until this goes.
+    pub fn keep(&mut self) {
+        self.clean_up = CleanUp::Nothing;
+    }
+}
