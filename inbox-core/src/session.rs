@@ -127,6 +127,9 @@ impl<Db: InboxDatabase> Session<Db> {
     ///
     /// What the database answers, other than what the fence is there to find.
     pub async fn fence(&mut self, key: ClaimKey<'_>) -> Result<Fence, sqlx::Error> {
+        // A savepoint that a handler forgot was never released. Left open, it would turn our COMMIT into its
+        // release: an answer of Ok with nothing committed.
+        self.roll_back_to_depth(1).await?;
         Db::fence(
             self.tx.conn(),
             &self.layout.statements,
@@ -142,6 +145,12 @@ impl<Db: InboxDatabase> Session<Db> {
     ///
     /// What the database answers; [`InboxDatabase::is_known_rollback`] tells what it means.
     pub async fn commit(&mut self) -> Result<(), sqlx::Error> {
+        let depth = Db::TransactionManager::get_transaction_depth(&self.tx);
+        if depth != 1 {
+            return Err(sqlx::Error::Protocol(format!(
+                "COMMIT at transaction depth {depth}"
+            )));
+        }
         Db::commit(self.tx.conn(), &mut self.guard).await
     }
 
@@ -151,8 +160,11 @@ impl<Db: InboxDatabase> Session<Db> {
     ///
     /// What the database answers; drop the session then.
     pub async fn roll_back(&mut self) -> Result<(), sqlx::Error> {
-        // A handler may have left savepoints open behind it.
-        while Db::TransactionManager::get_transaction_depth(&self.tx) > 0 {
+        self.roll_back_to_depth(0).await
+    }
+
+    async fn roll_back_to_depth(&mut self, depth: usize) -> Result<(), sqlx::Error> {
+        while Db::TransactionManager::get_transaction_depth(&self.tx) > depth {
             Db::TransactionManager::rollback(self.tx.conn()).await?;
         }
         Ok(())

@@ -13,6 +13,9 @@ use crate::route::Route;
 /// How long opening a source may take before it counts as failed.
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 
+/// How long a source may take to stop delivering.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
 /// Takes deliveries from one source and queues them, never more than `prefetch` unsettled ones.
 pub(crate) struct Intake<Db: InboxDatabase> {
     pub(crate) source: Arc<dyn Source>,
@@ -113,7 +116,12 @@ impl<Db: InboxDatabase> Intake<Db> {
                 }
             }
         }
-        assignment.deliveries.stop().await;
+        if tokio::time::timeout(STOP_LIMIT, assignment.deliveries.stop())
+            .await
+            .is_err()
+        {
+            tracing::warn!(source = %self.route.source, limit = ?STOP_LIMIT, "the source did not stop in time");
+        }
         // The assignment must outlive its deliveries: with it goes the channel that settles them.
         let all = u32::try_from(self.prefetch.get()).unwrap_or(u32::MAX);
         let _settled = slots.acquire_many(all).await;

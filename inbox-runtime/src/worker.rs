@@ -16,6 +16,9 @@ use crate::testing::{Step, StepHook};
 /// How long a worker without work keeps its connection from the pool.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// How long resetting a connection may take.
+const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
 /// What all workers of one inbox share.
 pub(crate) struct Shared<Db: InboxDatabase> {
     pub(crate) pool: Pool<Db>,
@@ -55,10 +58,15 @@ impl<Db: InboxDatabase> Worker<Db> {
         while let Some(job) = self.next_job().await {
             cut_off += usize::from(self.pass(job).await);
         }
-        if let Some(session) = self.session.take() {
-            session.release().await;
-        }
+        self.release().await;
         cut_off
+    }
+
+    /// Gives the connection back to the pool; one that cannot be reset in time is closed.
+    async fn release(&mut self) {
+        if let Some(session) = self.session.take() {
+            let _ = tokio::time::timeout(RELEASE_LIMIT, session.release()).await;
+        }
     }
 
     async fn next_job(&mut self) -> Option<Job<Db>> {
@@ -71,9 +79,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             if let Ok(job) = waited {
                 return job.ok();
             }
-            if let Some(session) = self.session.take() {
-                session.release().await;
-            }
+            self.release().await;
         }
         tokio::select! {
             biased;
