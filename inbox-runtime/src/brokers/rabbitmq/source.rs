@@ -1,0 +1,321 @@
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use inbox_core::{Assignment, Capabilities, IdSource, Source, SourceError};
+use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::protocol::AMQPSoftError;
+use lapin::types::FieldTable;
+
+use super::deliveries;
+use super::topology::{Declaration, QueueKind};
+use super::{RabbitMq, is_soft, reason, short};
+
+/// RabbitMQ's `consumer_timeout` unless its operator changed it.
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// How long declaring and subscribing may take, once connected.
+const SET_UP_LIMIT: Duration = Duration::from_secs(30);
+
+/// A queue of a RabbitMQ server as a source of messages; made by [`RabbitMq::queue`].
+///
+/// Each time it is opened it makes a connection and a channel of its own and subscribes anew. It does not
+/// reconnect by itself, so a delivery of a lost channel is never settled on another one.
+///
+/// # What becomes of a message
+///
+/// The properties `message-id`, `type`, `content-type`, `correlation-id` and `timestamp`, the routing key and
+/// the headers are in the [`Envelope`](inbox_core::Envelope); the payload is not touched. Texts and byte arrays
+/// among the headers keep their bytes, numbers are decimal text, booleans `true` or `false`, tables and arrays
+/// JSON; a header without a value is as good as absent. A message that is handed back goes to the queue again
+/// and is never rejected, for without a dead letter exchange RabbitMQ drops what is rejected.
+///
+/// # What it cannot do
+///
+/// RabbitMQ has no delays, so the runtime holds what shall wait; see
+/// [`settle_window`](RabbitMqSource::settle_window). The AMQP client cannot read a property or a header name
+/// that is not UTF-8: such a message ends the connection, each time it is delivered, until it is moved away.
+/// Headers nested hundreds of levels deep exhaust its stack, which ends the process; take messages from
+/// producers that you trust as far as that.
+#[derive(Debug, Clone)]
+pub struct RabbitMqSource {
+    broker: RabbitMq,
+    queue: String,
+    declaration: Option<Declaration>,
+    consumer_tag: String,
+    id_sources: Vec<IdSource>,
+    settle_window: Option<Duration>,
+}
+
+impl RabbitMqSource {
+    pub(super) fn new(broker: RabbitMq, queue: String) -> Self {
+        Self {
+            broker,
+            queue,
+            declaration: None,
+            consumer_tag: String::new(),
+            id_sources: vec![
+                IdSource::Property,
+                IdSource::CloudEvents,
+                IdSource::Header("message-id".to_owned()),
+                IdSource::Header("x-message-id".to_owned()),
+            ],
+            settle_window: Some(CONSUMER_TIMEOUT),
+        }
+    }
+
+    /// Declares the queue when the source is opened, so that it is there. Without this the queue must exist.
+    #[must_use]
+    pub fn declare(mut self, queue: impl Into<Declaration>) -> Self {
+        self.declaration = Some(queue.into());
+        self
+    }
+
+    /// The name under which the server lists the consumer. The default is a name of the server's making.
+    #[must_use]
+    pub fn consumer_tag(mut self, tag: impl Into<String>) -> Self {
+        self.consumer_tag = tag.into();
+        self
+    }
+
+    /// Looks for a message's id in these places, in this order.
+    ///
+    /// The default: the property `message-id`, the CloudEvents attribute `id`, the headers `message-id` and
+    /// `x-message-id`. Name only places that the producer fills once per message and repeats on every retry.
+    #[must_use]
+    pub fn id_from(mut self, places: impl IntoIterator<Item = IdSource>) -> Self {
+        self.id_sources = places.into_iter().collect();
+        self
+    }
+
+    /// Looks for a message's id in this header and nowhere else.
+    #[must_use]
+    pub fn id_header(self, name: impl Into<String>) -> Self {
+        self.id_from([IdSource::Header(name.into())])
+    }
+
+    /// How long the server waits for a settle before it takes everything unsettled away: its
+    /// `consumer_timeout`, 30 minutes unless its operator changed it; `None` where it is switched off. No
+    /// delivery is held longer than this.
+    #[must_use]
+    pub fn settle_window(mut self, window: impl Into<Option<Duration>>) -> Self {
+        self.settle_window = window.into();
+        self
+    }
+
+    async fn subscribe(
+        &self,
+        connection: &lapin::Connection,
+        prefetch: NonZeroUsize,
+    ) -> Result<(lapin::Channel, lapin::Consumer), SourceError> {
+        let failed = |what: &str, error: &lapin::Error| {
+            SourceError::new(format!(
+                "the queue `{}` cannot be consumed: {what} ({})",
+                self.queue,
+                reason(error)
+            ))
+        };
+        let name = short(&self.queue).map_err(SourceError::new)?;
+        let tag = short(&self.consumer_tag).map_err(SourceError::new)?;
+        let channel = connection
+            .create_channel()
+            .await
+            .map_err(|error| failed("no channel", &error))?;
+        match &self.declaration {
+            Some(declaration) => declaration.declare(&channel, &self.queue, &name).await?,
+            None => {
+                let options = QueueDeclareOptions {
+                    passive: true,
+                    ..QueueDeclareOptions::default()
+                };
+                channel
+                    .queue_declare(name.clone(), options, FieldTable::default())
+                    .await
+                    .map_err(|error| {
+                        if is_soft(&error, &AMQPSoftError::NOTFOUND) {
+                            SourceError::new(format!(
+                                "there is no queue `{}` ({}): create it, correct the name or the virtual host, or let \
+                                 the source make it with `.declare(QueueKind::Quorum)`",
+                                self.queue,
+                                reason(&error)
+                            ))
+                        } else {
+                            failed("it cannot be checked", &error)
+                        }
+                    })?;
+            }
+        }
+        // Zero would mean no bound at all; more than AMQP can say is bounded by what it can.
+        let prefetch = u16::try_from(prefetch.get()).unwrap_or(u16::MAX);
+        channel
+            .basic_qos(prefetch, BasicQosOptions { global: false })
+            .await
+            .map_err(|error| failed("no prefetch", &error))?;
+        let consumer = channel
+            .basic_consume(
+                name,
+                tag,
+                BasicConsumeOptions::default(),
+                FieldTable::default(),
+            )
+            .await
+            .map_err(|error| failed("no subscription", &error))?;
+        Ok((channel, consumer))
+    }
+}
+
+#[async_trait]
+impl Source for RabbitMqSource {
+    fn system(&self) -> &'static str {
+        "rabbitmq"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let capabilities = Capabilities::new().counts_hand_backs(true);
+        match self.settle_window {
+            Some(window) => capabilities.settle_window(window),
+            None => capabilities,
+        }
+    }
+
+    fn id_sources(&self) -> Vec<IdSource> {
+        self.id_sources.clone()
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let mut problems = self.broker.problems();
+        if self.queue.is_empty() {
+            problems
+                .push("the RabbitMQ queue has no name: name it in `RabbitMq::queue`".to_owned());
+        }
+        for (setting, name) in [("queue", &self.queue), ("consumer_tag", &self.consumer_tag)] {
+            if let Err(problem) = short(name) {
+                problems.push(format!("`{setting}` of a RabbitMQ source: {problem}"));
+            }
+        }
+        if let Some(declaration) = &self.declaration {
+            problems.extend(declaration.problems(&self.queue));
+        }
+        if self.settle_window.is_some_and(|window| window.is_zero()) {
+            problems.push(format!(
+                "the settle window of the RabbitMQ queue `{}` is zero, so nothing could be settled in time: give \
+                 `settle_window` the server's consumer_timeout, or `None` where that is switched off",
+                self.queue
+            ));
+        }
+        problems.extend(super::super::id_source_problems(
+            &format!("the RabbitMQ queue `{}`", self.queue),
+            &self.id_sources,
+        ));
+        problems
+    }
+
+    async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError> {
+        let connection = self.broker.connect().await?;
+        let subscribing = self.subscribe(&connection, prefetch);
+        let (channel, consumer) = tokio::time::timeout(SET_UP_LIMIT, subscribing)
+            .await
+            .map_err(|_| {
+                SourceError::new(format!(
+                    "RabbitMQ did not let the queue `{}` be consumed within {SET_UP_LIMIT:?}",
+                    self.queue
+                ))
+            })??;
+        let counts = self
+            .declaration
+            .as_ref()
+            .is_some_and(|declaration| declaration.kind() == QueueKind::Quorum);
+        Ok(deliveries::assignment(
+            self.queue.clone(),
+            connection,
+            channel,
+            consumer,
+            counts,
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source() -> RabbitMqSource {
+        RabbitMq::new("amqp://localhost").queue("orders")
+    }
+
+    #[test]
+    fn a_source_says_what_rabbitmq_can_do() {
+        let capabilities = source().capabilities();
+        assert_eq!(capabilities.longest_delay, None);
+        assert!(capabilities.counts_hand_backs);
+        assert_eq!(capabilities.settle_window, Some(Duration::from_secs(1800)));
+        let window = Duration::from_secs(60);
+        let settle_window = source().settle_window(window).capabilities().settle_window;
+        assert_eq!(settle_window, Some(window));
+        let settle_window = source().settle_window(None).capabilities().settle_window;
+        assert_eq!(settle_window, None);
+    }
+
+    #[test]
+    fn wrong_settings_are_named_with_their_remedy() {
+        let classic = || Declaration::new(QueueKind::Classic);
+        let quorum = || Declaration::new(QueueKind::Quorum);
+        for (source, says) in [
+            (
+                RabbitMq::new("amqp://localhost").queue(""),
+                "RabbitMq::queue",
+            ),
+            (
+                RabbitMq::new("amqp://localhost").queue("q".repeat(256)),
+                "256 bytes",
+            ),
+            (source().consumer_tag("t".repeat(256)), "consumer_tag"),
+            (source().id_header("x-death"), "`x-death`"),
+            (source().id_header(""), "id_header"),
+            (source().id_from([]), "id_from"),
+            (source().settle_window(Duration::ZERO), "settle_window"),
+            (source().declare(quorum().durable(false)), "durable(false)"),
+            (
+                source().declare(quorum().delivery_limit(3)),
+                "dead_letter_exchange",
+            ),
+            (
+                source().declare(classic().delivery_limit(3)),
+                "declare a quorum queue",
+            ),
+            (
+                source().declare(classic().argument("x-queue-type", "stream")),
+                "x-queue-type",
+            ),
+            (
+                source().declare(classic().argument("a", 1).argument("a", true)),
+                "`a` twice",
+            ),
+            (source().declare(classic().argument("", 1)), "1 to 255"),
+            (
+                source().declare(classic().bind("", "key")),
+                "default exchange",
+            ),
+            (
+                source().declare(classic().bind("e", "k".repeat(300))),
+                "300 bytes",
+            ),
+        ] {
+            let problems = source.problems();
+            assert_eq!(problems.len(), 1, "{says}: {problems:?}");
+            assert!(problems[0].contains(says), "{says}: {problems:?}");
+        }
+        let right = quorum().delivery_limit(3).dead_letter_exchange("dead");
+        assert!(source().declare(right).problems().is_empty());
+        assert!(source().declare(QueueKind::Classic).problems().is_empty());
+        assert!(source().id_header("x-event-id").problems().is_empty());
+    }
+
+    #[test]
+    fn every_problem_is_listed_at_once() {
+        let source = RabbitMq::new("http://u:secret@h")
+            .queue("")
+            .id_header("x-death");
+        assert_eq!(source.problems().len(), 3);
+    }
+}
