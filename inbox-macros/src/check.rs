@@ -2,7 +2,7 @@
 
 use crate::args::Args;
 use crate::diag::{Diagnostics, Finding};
-use crate::item::HandlerFn;
+use crate::item::{HandlerFn, Unread};
 use crate::model::Handler;
 use crate::{companion, parameters, types};
 use proc_macro2::TokenStream;
@@ -19,8 +19,18 @@ pub(crate) fn handler<'f>(
     only_once(function, diag);
     let signature = match &function.signature {
         Ok(signature) => signature,
-        Err(error) => {
-            diag.push(Finding::at(error.span(), error.to_string()));
+        Err(Unread::HalfTyped) => return None,
+        Err(Unread::Unknown(error)) => {
+            let name = &function.name;
+            diag.push(
+                Finding::at(
+                    error.span(),
+                    format!("the signature of `{name}` cannot be read from here on"),
+                )
+                .help(format!(
+                    "`async fn {name}(message: M, tx: &mut Tx<Postgres>) -> Result<(), E>`"
+                )),
+            );
             return None;
         }
     };

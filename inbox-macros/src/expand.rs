@@ -33,12 +33,14 @@ pub(crate) fn handler(handler: &Handler<'_>, root: &Root) -> TokenStream {
         vis, name, cfgs, ..
     } = handler;
     let companion = companion::declare(vis, name, cfgs);
+    let import = root.import();
     let constructor = constructor(handler);
     let implementation = implementation(handler, root);
     quote! {
         #companion
         #(#cfgs)*
         const _: () = {
+            #import
             #constructor
             #implementation
         };
@@ -47,7 +49,11 @@ pub(crate) fn handler(handler: &Handler<'_>, root: &Root) -> TokenStream {
 
 fn constructor(handler: &Handler<'_>) -> TokenStream {
     let name = handler.name;
+    // clippy calls `handler::handler()` a constructor named like its type.
+    let named_alike = (name == "handler")
+        .then(|| quote_spanned!(name.span()=> #[allow(clippy::self_named_constructors)]));
     quote_spanned! {companion::generated(name)=>
+        #named_alike
         impl #name {
             /// The handler, to be registered with the builder of the inbox.
             #[must_use]
@@ -87,9 +93,12 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
         quote_spanned!(last=> >),
     );
     // The wrapper mentions the function.
-    let allow = handler
+    let deprecated = handler
         .is_deprecated
         .then(|| quote_spanned!(first=> #[allow(deprecated)]));
+    // The user may have imported by itself what the generated code finds through the imported root.
+    let qualified = matches!(root, Root::Given(_))
+        .then(|| quote_spanned!(first=> #[allow(unused_qualifications)]));
     let spec = spec(name, args, root);
     let requirements = requirements(parameters, root);
     // An identifier typed in two places is two variables in a `macro_rules!`, so each is made once.
@@ -100,7 +109,8 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
     let call = call(handler, root, &incoming, &tx);
     quote_spanned! {first=>
         #[automatically_derived]
-        #allow
+        #deprecated
+        #qualified
         impl #at::__private::Handler for #name {
             #database
             const SPEC: #at::__private::HandlerSpec = #spec;

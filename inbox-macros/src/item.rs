@@ -8,12 +8,20 @@ use syn::parse::discouraged::Speculative;
 use syn::parse::{ParseStream, Parser};
 use syn::{Abi, Attribute, Path, Signature, Token, Visibility};
 
+/// Why there is no signature.
+pub(crate) enum Unread {
+    /// It is half-typed, and the compiler says so.
+    HalfTyped,
+    /// It is beyond this parser.
+    Unknown(syn::Error),
+}
+
 /// A function with as much of its signature as could be read.
 pub(crate) struct HandlerFn {
     pub(crate) attrs: Vec<Attribute>,
     pub(crate) vis: Visibility,
     pub(crate) name: Ident,
-    pub(crate) signature: Result<Signature, syn::Error>,
+    pub(crate) signature: Result<Signature, Unread>,
     /// The `;` of a function without a body.
     pub(crate) semicolon: Option<Token![;]>,
 }
@@ -88,7 +96,13 @@ fn read(input: ParseStream<'_>) -> Result<HandlerFn, Finding> {
         return Err(not_a_function(input));
     };
     let ahead = input.fork();
-    let signature = ahead.parse::<Signature>();
+    let signature = ahead.parse().map_err(|error| {
+        if is_half_typed(&input.fork()) {
+            Unread::HalfTyped
+        } else {
+            Unread::Unknown(error)
+        }
+    });
     if signature.is_ok() {
         input.advance_to(&ahead);
     }
@@ -110,6 +124,36 @@ fn function_name(input: ParseStream<'_>) -> Option<Ident> {
     input.parse::<Option<Abi>>().ok()?;
     input.parse::<Token![fn]>().ok()?;
     input.parse().ok()
+}
+
+/// Whether no compiler takes what is there: no parameters, `tx: ` without a type, or `tx` at the end.
+fn is_half_typed(input: ParseStream<'_>) -> bool {
+    let parameters =
+        std::iter::from_fn(|| input.parse::<TokenTree>().ok()).find_map(|token| match token {
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Parenthesis => {
+                Some(group.stream())
+            }
+            _ => None,
+        });
+    let Some(parameters) = parameters else {
+        return true;
+    };
+    let is_comma =
+        |token: &TokenTree| matches!(token, TokenTree::Punct(punct) if punct.as_char() == ',');
+    let mut last = None;
+    let mut begins = true;
+    for token in parameters {
+        if is_comma(&token) && ends_with_colon(last.as_ref()) {
+            return true;
+        }
+        begins = last.as_ref().is_none_or(is_comma);
+        last = Some(token);
+    }
+    ends_with_colon(last.as_ref()) || begins && matches!(last, Some(TokenTree::Ident(_)))
+}
+
+fn ends_with_colon(last: Option<&TokenTree>) -> bool {
+    matches!(last, Some(TokenTree::Punct(punct)) if punct.as_char() == ':')
 }
 
 fn not_a_function(input: ParseStream<'_>) -> Finding {

@@ -5,6 +5,7 @@ use crate::options::AttrOption;
 use crate::values::literal;
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
+use syn::spanned::Spanned;
 use syn::{Expr, Path};
 
 /// An absolute path to `inbox-core`, `inbox-runtime` or a re-export of one of them.
@@ -38,6 +39,19 @@ impl Root {
             .help("start with `::` or `crate::`"))
     }
 
+    /// Gives what the user wrote one name in the generated code: a path that leads nowhere is one error, under the
+    /// user's tokens.
+    pub(crate) fn import(&self) -> Option<TokenStream> {
+        match self {
+            Self::Crate(_) => None,
+            Self::Given(path) => {
+                let place = path.span();
+                let name = Ident::new(IMPORTED, place);
+                Some(quote_spanned!(place=> use #path as #name;))
+            }
+        }
+    }
+
     /// The path, located at `span`, so that an error in generated code appears there.
     pub(crate) fn at(&self, span: Span) -> TokenStream {
         match self {
@@ -45,10 +59,12 @@ impl Root {
                 let name = Ident::new(name, span);
                 quote_spanned!(span=> ::#name)
             }
-            Self::Given(path) => relocated(path.to_token_stream(), span),
+            Self::Given(_) => Ident::new(IMPORTED, span).into_token_stream(),
         }
     }
 }
+
+const IMPORTED: &str = "__inbox";
 
 fn is_absolute(path: &Path) -> bool {
     // `$crate` in a `macro_rules!` arrives as one identifier.
@@ -57,14 +73,4 @@ fn is_absolute(path: &Path) -> bool {
             .segments
             .first()
             .is_some_and(|first| first.ident == "crate" || first.ident == "$crate")
-}
-
-/// Moves a path to `span` but lets it resolve where it was written, which `$crate` needs.
-fn relocated(path: TokenStream, span: Span) -> TokenStream {
-    path.into_iter()
-        .map(|mut token| {
-            token.set_span(token.span().located_at(span));
-            token
-        })
-        .collect()
 }

@@ -23,6 +23,7 @@ pub(crate) fn handler(function: &HandlerFn, root: &Root) -> TokenStream {
     let HandlerFn { name, vis, .. } = function;
     let cfgs = companion::cfgs(&function.attrs);
     let companion = companion::declare(vis, name, &cfgs);
+    let import = root.import();
     let root = root.at(name.span());
     let handler = quote_spanned! {companion::generated(name)=>
         impl #name {
@@ -35,6 +36,6 @@ pub(crate) fn handler(function: &HandlerFn, root: &Root) -> TokenStream {
     quote! {
         #companion
         #(#cfgs)*
-        const _: () = { #handler };
+        const _: () = { #import #handler };
     }
 }

@@ -1247,3 +1247,24 @@ fn the_return_type_is_named() {
         )]);
     }
 }
+
+#[test]
+fn half_typed_parameters_are_the_compilers() {
+    for parameters in [
+        "m: ",
+        "m: M, tx: ",
+        "m: , tx: &mut T",
+        "m",
+        "m: M, t",
+        "m: M, tx: &mut T, s: ",
+    ] {
+        assert_items(&[(&format!("async fn charge({parameters}) -> R {{}}"), &[])]);
+    }
+    assert_items(&[("async fn charge {}", &[]), ("async fn charge", &[])]);
+    let help = "`async fn charge(message: M, tx: &mut Tx<Postgres>) -> Result<(), E>`";
+    let headline = "the signature of `charge` cannot be read from here on";
+    assert_items(&[(
+        "async fn charge(m: M, tx: &new mut T) -> R {}",
+        &[(headline, help, "mut")],
+    )]);
+}

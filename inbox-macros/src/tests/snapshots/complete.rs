@@ -19,6 +19,7 @@ pub(crate) struct r#move {
 #[cfg(unix)]
 #[cfg_attr(feature = "a", cfg(feature = "b"))]
 const _: () = {
+    use crate::facade as __inbox;
     impl r#move {
         /// The handler, to be registered with the builder of the inbox.
         #[must_use]
@@ -28,9 +29,10 @@ const _: () = {
     }
     #[automatically_derived]
     #[allow(deprecated)]
-    impl crate::facade::__private::Handler for r#move {
-        type Db = <Tx<Postgres> as crate::facade::__private::HandlerTx>::Db;
-        const SPEC: crate::facade::__private::HandlerSpec = crate::facade::__private::HandlerSpec::new(
+    #[allow(unused_qualifications)]
+    impl __inbox::__private::Handler for r#move {
+        type Db = <Tx<Postgres> as __inbox::__private::HandlerTx>::Db;
+        const SPEC: __inbox::__private::HandlerSpec = __inbox::__private::HandlerSpec::new(
                 "billing",
                 ::core::concat!(::core::module_path!(), "::move"),
                 ::core::file!(),
@@ -38,41 +40,35 @@ const _: () = {
             )
             .on(&["OrderPlaced", "OrderChanged"])
             .from(&["orders"])
-            .key(crate::facade::__private::DedupKey::Header("x-event-id"))
+            .key(__inbox::__private::DedupKey::Header("x-event-id"))
             .timeout(::core::time::Duration::from_millis(120000u64))
             .max_attempts(3u32)
-            .isolation(crate::facade::__private::Isolation::Serializable);
-        fn requirements(__needs: &mut crate::facade::__private::Requirements) {
-            <State<
-                Rates,
-            > as crate::facade::__private::FromDelivery>::requirements(__needs);
-            <Attempt<
-                '_,
-            > as crate::facade::__private::FromDelivery>::requirements(__needs);
+            .isolation(__inbox::__private::Isolation::Serializable);
+        fn requirements(__needs: &mut __inbox::__private::Requirements) {
+            <State<Rates> as __inbox::__private::FromDelivery>::requirements(__needs);
+            <Attempt<'_> as __inbox::__private::FromDelivery>::requirements(__needs);
         }
         fn call<'a>(
             &'a self,
-            __incoming: &'a [crate::facade::__private::Incoming<'_>],
-            __tx: &'a mut crate::facade::__private::Tx<Self::Db>,
-        ) -> crate::facade::__private::HandlerFuture<'a> {
+            __incoming: &'a [__inbox::__private::Incoming<'_>],
+            __tx: &'a mut __inbox::__private::Tx<Self::Db>,
+        ) -> __inbox::__private::HandlerFuture<'a> {
             ::std::boxed::Box::pin(async move {
-                let __single = crate::facade::__private::single(__incoming)?;
-                let __message = <OrderPlaced as crate::facade::__private::Message>::decode(
+                let __single = __inbox::__private::single(__incoming)?;
+                let __message = <OrderPlaced as __inbox::__private::Message>::decode(
                     __single,
                 )?;
                 let __arg0 = <State<
                     Rates,
-                > as crate::facade::__private::FromDelivery>::from_delivery(__single)?;
+                > as __inbox::__private::FromDelivery>::from_delivery(__single)?;
                 let __arg1 = <Attempt<
                     '_,
-                > as crate::facade::__private::FromDelivery>::from_delivery(__single)?;
+                > as __inbox::__private::FromDelivery>::from_delivery(__single)?;
                 let __tx = <Tx<
                     Postgres,
-                > as crate::facade::__private::HandlerTx>::lend(&mut *__tx);
+                > as __inbox::__private::HandlerTx>::lend(&mut *__tx);
                 let __returned = r#move(__message, __tx, __arg0, __arg1).await;
-                <Outcome as crate::facade::__private::HandlerOutcome>::into_outcome(
-                    __returned,
-                )
+                <Outcome as __inbox::__private::HandlerOutcome>::into_outcome(__returned)
             })
         }
     }
