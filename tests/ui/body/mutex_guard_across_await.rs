@@ -1,0 +1,16 @@
+#![allow(unused_variables)]
+
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::{Tx, inbox_handler};
+use sqlx::Postgres;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+    let total = std::sync::Mutex::new(0);
+    let guard = total.lock();
+    std::future::ready(()).await;
+    drop(guard);
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,57 @@
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::{DedupKey, Handler as _, Isolation, Tx, inbox_handler};
+use sqlx::Postgres;
+use std::time::Duration;
+
+#[inbox_handler(
+    consumer = "billing.eu-1_b",
+    on = ["OrderPlaced", "OrderChanged"],
+    from = "orders",
+    key = "payload:/order/id~0a~1b",
+    timeout = "1500ms",
+    max_attempts = 1000,
+    isolation = "repeatable read",
+)]
+async fn charge(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+#[inbox_handler(
+    on = "OrderPlaced",
+    key = "header:x-event-id",
+    timeout = "2h",
+    consumer = "b",
+    isolation = "serializable"
+)]
+async fn by_header(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+#[inbox_handler(consumer = "c", from = ["a", "b"], key = "cloudevents", isolation = "read committed", max_attempts = 1)]
+async fn by_cloud_event(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+#[test]
+fn the_handler_knows_its_options() {
+    let spec = charge::SPEC;
+    assert_eq!(spec.consumer, "billing.eu-1_b");
+    assert_eq!(spec.on, ["OrderPlaced", "OrderChanged"]);
+    assert_eq!(spec.from, ["orders"]);
+    assert_eq!(spec.key, DedupKey::Payload("/order/id~0a~1b"));
+    assert_eq!(spec.timeout, Duration::from_millis(1500));
+    assert_eq!(spec.max_attempts, 1000);
+    assert_eq!(spec.isolation, Isolation::RepeatableRead);
+
+    let spec = by_header::SPEC;
+    assert_eq!(spec.on, ["OrderPlaced"]);
+    assert_eq!(spec.key, DedupKey::Header("x-event-id"));
+    assert_eq!(spec.timeout, Duration::from_secs(7200));
+    assert_eq!(spec.isolation, Isolation::Serializable);
+
+    let spec = by_cloud_event::SPEC;
+    assert_eq!(spec.from, ["a", "b"]);
+    assert_eq!(spec.key, DedupKey::CloudEvents);
+    assert_eq!(spec.isolation, Isolation::ReadCommitted);
+    assert_eq!(spec.max_attempts, 1);
+}

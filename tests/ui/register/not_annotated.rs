@@ -1,0 +1,15 @@
+#![allow(unused_variables)]
+
+use fixtures::{OrderPlaced, Outcome};
+use inbox_runtime::{Inbox, Tx};
+use sqlx::{PgPool, Postgres};
+
+async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+fn register(pool: PgPool) {
+    let _inbox = Inbox::builder(pool).register(charge::handler());
+}
+
+fn main() {}

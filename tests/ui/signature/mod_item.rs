@@ -1,0 +1,6 @@
+use inbox_core::inbox_handler;
+
+#[inbox_handler(consumer = "billing")]
+mod charge {}
+
+fn main() {}

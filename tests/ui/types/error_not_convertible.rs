@@ -1,0 +1,12 @@
+use fixtures::OrderPlaced;
+use inbox_core::{Tx, inbox_handler};
+use sqlx::Postgres;
+
+struct Declined;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Result<(), Declined> {
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,14 @@
+use fixtures::{OrderPlaced, Outcome, Rates};
+use inbox_core::{State, Tx, inbox_handler};
+use sqlx::Postgres;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(
+    _order: OrderPlaced,
+    _tx: &mut Tx<Postgres>,
+    _rates: State<std::rc::Rc<Rates>>,
+) -> Outcome {
+    Ok(())
+}
+
+fn main() {}
