@@ -311,15 +311,6 @@ impl<Db: InboxDatabase> Worker<Db> {
     ) -> Ending {
         let shared = Arc::clone(&self.shared);
         let swallowed = session.last_statement_error().map(str::to_owned);
-        if won.attempts > 0 {
-            // Fails only in a transaction that the fence would refuse as well.
-            let _ = limited(
-                STATEMENT_LIMIT,
-                "forgetting the failures",
-                session.clear_failures(attempt.key()),
-            )
-            .await;
-        }
         // Fence: `Ok` from a handler proves nothing about the transaction.
         let fence = limited(STATEMENT_LIMIT, "the fence", session.fence(attempt.key())).await;
         let broken = match fence {
@@ -352,6 +343,17 @@ impl<Db: InboxDatabase> Worker<Db> {
                     Failure::of_handler(FailureText::new(text)),
                 )
                 .await;
+        }
+        if won.attempts > 0 {
+            // After the fence: only in a transaction that is ours does an error here mean what it says.
+            let forgotten = limited(
+                STATEMENT_LIMIT,
+                "forgetting the failures",
+                session.clear_failures(attempt.key()),
+            );
+            if let Err(fault) = forgotten.await {
+                return uncounted("forgetting the failures", &fault);
+            }
         }
         shared.hook.reach(Step::BeforeCommit, attempt.id.as_str());
         // COMMIT: until its answer is here the outcome is unknown, and unknown is never acked.

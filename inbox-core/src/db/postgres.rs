@@ -116,10 +116,7 @@ impl InboxDatabase for Postgres {
         statements: &PostgresStatements,
     ) -> Result<PostgresGuard, sqlx::Error> {
         // A transaction of its own: what it sets must survive a rollback of the first message's.
-        conn.execute(sqlx::raw_sql(AssertSqlSafe(
-            statements.settle_session.clone(),
-        )))
-        .await?;
+        settle(conn, statements).await?;
         Ok(PostgresGuard(()))
     }
 
@@ -233,6 +230,8 @@ impl InboxDatabase for Postgres {
         key: ClaimKey<'_>,
         mark: Option<&str>,
     ) -> Result<TraceOfClaim, sqlx::Error> {
+        // What the handler did to this session (a role without rights) must not hide the claim.
+        settle(conn, statements).await?;
         let row = sqlx::query(statements.trace.text())
             .bind(key.message_id)
             .bind(key.consumer)
@@ -408,6 +407,16 @@ impl PostgresStatements {
             idle_limit: effective.idle_limit,
         }
     }
+}
+
+/// Brings a session to the state in which every transaction of ours begins.
+async fn settle(
+    conn: &mut PgConnection,
+    statements: &PostgresStatements,
+) -> Result<(), sqlx::Error> {
+    let text = statements.settle_session.clone();
+    conn.execute(sqlx::raw_sql(AssertSqlSafe(text))).await?;
+    Ok(())
 }
 
 /// Brings settings and role back to what they were when the pool handed the session out.

@@ -208,11 +208,11 @@ impl InboxDatabase for Sqlite {
             .bind(claim.message_type.as_deref())
             .bind(claim.correlation_id.as_deref())
             .bind(claim.payload_hash.as_bytes())
-            .execute(&mut *conn)
+            .fetch_optional(&mut *conn)
             .await?;
-        if inserted.rows_affected() == 0 {
+        let Some(inserted) = inserted else {
             return Ok(Claimed::Duplicate);
-        }
+        };
         let history = sqlx::query(statements.history.text())
             .bind(claim.key.message_id)
             .bind(claim.key.consumer)
@@ -224,7 +224,9 @@ impl InboxDatabase for Sqlite {
         Ok(Claimed::Won {
             attempts: history.try_get(0)?,
             dead: history.try_get(1)?,
-            mark: None,
+            // SQLite has no transaction ids. While this transaction is open nobody else can claim, so the time
+            // of another one's claim is a later one.
+            mark: Some(inserted.try_get(0)?),
         })
     }
 
@@ -281,17 +283,17 @@ impl InboxDatabase for Sqlite {
         conn: &mut SqliteConnection,
         statements: &SqliteStatements,
         key: ClaimKey<'_>,
-        _mark: Option<&str>,
+        mark: Option<&str>,
     ) -> Result<TraceOfClaim, sqlx::Error> {
-        let found = sqlx::query(statements.trace.text())
+        let received_at: Option<String> = sqlx::query_scalar(statements.trace.text())
             .bind(key.message_id)
             .bind(key.consumer)
             .fetch_optional(conn)
             .await?;
-        Ok(if found.is_some() {
-            TraceOfClaim::Ours
-        } else {
-            TraceOfClaim::Absent
+        Ok(match received_at {
+            None => TraceOfClaim::Absent,
+            Some(received_at) if mark.is_none_or(|mark| mark == received_at) => TraceOfClaim::Ours,
+            Some(_) => TraceOfClaim::Foreign,
         })
     }
 
@@ -386,7 +388,8 @@ impl SqliteStatements {
         Self {
             claim: Statement::new(format!(
                 "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
-                 VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (message_id, consumer_name) DO NOTHING"
+                 VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (message_id, consumer_name) DO NOTHING \
+                 RETURNING received_at"
             )),
             history: Statement::new(format!(
                 "SELECT COALESCE((SELECT attempts FROM {attempts} WHERE {key}), 0), \
@@ -395,7 +398,7 @@ impl SqliteStatements {
             payload_hash: Statement::new(format!(
                 "SELECT payload_hash FROM {processed} WHERE {key}"
             )),
-            trace: Statement::new(format!("SELECT 1 FROM {processed} WHERE {key}")),
+            trace: Statement::new(format!("SELECT received_at FROM {processed} WHERE {key}")),
             withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
             dead_letter: Statement::new(format!(
                 "INSERT INTO {dead_letters} AS entry (entry_key, source, consumer_name, message_id, message_type, \

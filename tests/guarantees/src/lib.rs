@@ -3,6 +3,9 @@
 //!
 //! Servers come from the environment (`tests/run` starts them). A missing one is a failure, never a skip.
 
+mod roles;
+pub mod script;
+
 use std::future::Future;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,0 +1,537 @@
+//! A handler that ends the inbox transaction, or breaks it and says `Ok`, is never taken for a success: what
+//! the database can prevent is prevented, the rest is found by the fence and told.
+
+use std::time::Duration;
+
+use inbox_guarantees::script::{Script, ScriptDatabase, Step, run, swallow};
+use inbox_guarantees::{
+    OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database,
+    order, unique,
+};
+use inbox_runtime::brokers::{Effect, MemoryBroker};
+use inbox_runtime::{
+    Envelope, Handler, HandlerError, Inbox, MessageId, RetryPolicy, State, Tx, Verdict,
+    inbox_handler,
+};
+
+const LATE: &str = "INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-2', 1, 'late')";
+
+/// What one worker made of m-1, and of m-2 behind it.
+struct Trial<Db: TestDatabase> {
+    sandbox: Sandbox<Db>,
+    broker: MemoryBroker,
+    script: Script,
+    running: Option<Running>,
+}
+
+impl<Db: TestDatabase + ScriptDatabase> Trial<Db> {
+    async fn start<H: Handler<Db = Db>>(sandbox: Sandbox<Db>, script: Script, handler: H) -> Self {
+        let broker = MemoryBroker::new();
+
+        let inbox = Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders"))
+            .register(handler)
+            .state(script.clone())
+            .concurrency(1)
+            .claim_wait(Duration::from_millis(300))
+            .retry(RetryPolicy::default().first_delay(Duration::from_millis(20)))
+            .build()
+            .await
+            .unwrap();
+        Self {
+            sandbox,
+            broker,
+            script,
+            running: Some(Running::start(inbox)),
+        }
+    }
+
+    /// Delivers m-1, then m-2, until both are acked.
+    async fn of<H: Handler<Db = Db>>(sandbox: Sandbox<Db>, script: Script, handler: H) -> Self {
+        let trial = Self::start(sandbox, script, handler).await;
+        trial.broker.publish("orders", order("m-1"));
+        trial.broker.publish("orders", order("m-2"));
+        all_acked(&trial.broker).await;
+        trial
+    }
+
+    /// What holds whatever m-1 did: nothing was written behind the transaction's back, every delivery was
+    /// settled once and m-1 acked once, and the worker goes on.
+    async fn common(&mut self) {
+        assert_eq!(
+            self.sandbox.ledger_rows("late").await,
+            0,
+            "a write after the end of the transaction"
+        );
+        self.sandbox.assert_stored_once("m-2").await;
+        let settled = self.broker.settled();
+        assert!(
+            settled.iter().all(|settled| settled.effect == Effect::Done),
+            "{settled:?}"
+        );
+        self.running.take().unwrap().stop().await;
+    }
+
+    fn acks(&self, id: &str) -> usize {
+        let settled = self.broker.settled();
+        let of_it = settled
+            .iter()
+            .filter(|settled| settled.message_id.as_deref() == Some(id));
+        of_it
+            .filter(|settled| settled.verdict == Verdict::Ack)
+            .count()
+    }
+
+    async fn only_dead_letter(&self, reason: &str, words: &[&str]) {
+        assert_eq!(self.sandbox.dead_letters().await, [reason]);
+        let text = self.sandbox.dead_letter_texts().await.concat();
+        for word in words {
+            assert!(text.contains(word), "{word:?} is not in {text:?}");
+        }
+    }
+
+    /// m-1 became durable by its handler's doing.
+    async fn escaped(mut self, words: &[&str]) {
+        self.only_dead_letter("escaped", words).await;
+        self.sandbox.assert_stored_once("m-1").await;
+        assert_eq!(self.script.runs("m-1"), 1, "what escaped was repeated");
+        assert_eq!(self.acks("m-1"), 1);
+        // Its redelivery is a duplicate and leaves the entry alone.
+        self.broker.publish("orders", order("m-1"));
+        all_acked(&self.broker).await;
+        self.only_dead_letter("escaped", words).await;
+        assert_eq!(self.script.runs("m-1"), 1, "what escaped was repeated");
+        self.common().await;
+    }
+
+    /// m-1 left nothing behind but its counted failures, and then its dead letter.
+    async fn refused(mut self, words: &[&str]) {
+        self.only_dead_letter("attempts_exhausted", words).await;
+        assert_eq!(self.sandbox.ledger_rows("m-1").await, 0);
+        assert_eq!(self.sandbox.claims("m-1").await, 0);
+        assert_eq!(self.script.runs("m-1"), 2, "max_attempts is 2");
+        assert_eq!(self.acks("m-1"), 1);
+        self.common().await;
+    }
+
+    async fn processed(mut self) {
+        assert_eq!(self.sandbox.dead_letter_texts().await, [""; 0]);
+        self.sandbox.assert_stored_once("m-1").await;
+        assert_eq!(self.script.runs("m-1"), 1);
+        assert_eq!(self.acks("m-1"), 1);
+        self.common().await;
+    }
+}
+
+/// How the database refuses a write outside our transaction.
+trait Prevention {
+    const CODE: &'static str;
+    const TEXT: &'static str;
+    /// What is told of a write in a transaction that the handler began itself, and left open.
+    const BEGUN: &'static str;
+}
+
+impl Prevention for sqlx::Postgres {
+    const CODE: &'static str = "error 25006";
+    const TEXT: &'static str = "read-only transaction";
+    const BEGUN: &'static str = Self::TEXT;
+}
+
+impl Prevention for sqlx::Sqlite {
+    const CODE: &'static str = on_sqlite::BY_HOOK;
+    const TEXT: &'static str = "constraint failed";
+    const BEGUN: &'static str = ENDED;
+}
+
+const ENDED: &str = "ended the inbox transaction itself";
+
+on_each_database! {
+    #[inbox_handler(consumer = "billing", timeout = "1s", max_attempts = 2)]
+    pub(super) async fn charge(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        script.play(&id, tx).await
+    }
+
+    /// Like [`charge`], and forgets a savepoint with the script's work in it.
+    #[inbox_handler(consumer = "billing")]
+    async fn forgets(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        let mut inner = tx.savepoint().await?;
+        script.play(&id, &mut inner).await?;
+        std::mem::forget(inner);
+        Ok(())
+    }
+
+    pub(super) async fn of(steps: impl IntoIterator<Item = Step>) -> Trial<Db> {
+        let script = Script::default().always("m-1", steps);
+        Trial::of(Db::fresh(4).await, script, charge::handler()).await
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn rollback_is_not_taken_for_success() {
+        of([swallow("ROLLBACK")]).await.refused(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_write_slips_through_after_rollback() {
+        let trial = of([swallow("ROLLBACK"), swallow(LATE)]).await;
+        assert_eq!(trial.script.answers("m-1"), [["", <Db as Prevention>::CODE]; 2].concat());
+        trial.refused(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_error_of_a_write_after_rollback_is_told() {
+        of([swallow("ROLLBACK"), run(LATE)]).await.refused(&[<Db as Prevention>::TEXT]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_transaction_begun_after_rollback_is_not_ours() {
+        of([swallow("ROLLBACK"), swallow("BEGIN")]).await.refused(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_write_in_a_transaction_begun_after_rollback_is_lost() {
+        of([swallow("ROLLBACK"), swallow("BEGIN"), swallow(LATE)])
+            .await
+            .refused(&[<Db as Prevention>::BEGUN])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_transaction_of_the_handlers_own_after_rollback_stores_nothing() {
+        let steps = [swallow("ROLLBACK"), swallow("BEGIN"), swallow(LATE), swallow("COMMIT")];
+        of(steps).await.refused(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn savepoints_that_the_handler_leaves_open_are_committed_with_it() {
+        of([run("SAVEPOINT a"), run("SAVEPOINT b")]).await.processed().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_forgotten_savepoint_is_rolled_back_and_the_rest_is_committed() {
+        let script = Script::default().always("m-1", [run(LATE)]);
+        let trial = Trial::of(Db::fresh(4).await, script, forgets::handler()).await;
+        trial.processed().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_claim_that_another_process_committed_meanwhile_is_a_duplicate_and_no_escape() {
+        let sandbox = Db::fresh(4).await;
+        let script = Script::default().always(
+            "m-1",
+            [swallow("ROLLBACK"), Step::Sleep(Duration::from_millis(400)), Step::Fail("lost")],
+        );
+        let mut trial = Trial::start(sandbox, script, charge::handler()).await;
+        trial.broker.publish("orders", order("m-1"));
+        eventually("the rollback", || async {
+            !trial.script.answers("m-1").is_empty()
+        })
+        .await;
+        let elsewhere = "INSERT INTO inbox_processed_messages (message_id, consumer_name) VALUES ('m-1', 'billing'); \
+                         INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-1', 100, 'm-1'); \
+                         UPDATE accounts SET balance = balance + 100 WHERE id = 'acc-1'";
+        Db::run(&trial.sandbox.pool, elsewhere).await;
+        trial.broker.publish("orders", order("m-2"));
+        all_acked(&trial.broker).await;
+        assert_eq!(trial.script.runs("m-1"), 1);
+        assert_eq!(trial.sandbox.dead_letter_texts().await, [""; 0]);
+        trial.sandbox.assert_stored_once("m-1").await;
+        trial.common().await;
+    }
+}
+
+mod on_postgres {
+    use super::postgres::{charge, of};
+    use super::*;
+    use sqlx::Postgres;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_swallowed_error_is_not_taken_for_success() {
+        let trial = of([swallow("SELECT 1/0")]).await;
+        trial
+            .refused(&["although a statement of its had failed", "division by zero"])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_commit_of_the_handler_is_told_as_an_escape() {
+        of([run("COMMIT")]).await.escaped(&["COMMIT", ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_write_slips_through_after_commit() {
+        let trial = of([run("COMMIT"), swallow(LATE)]).await;
+        assert_eq!(trial.script.answers("m-1"), ["", "error 25006"]);
+        trial.escaped(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn commit_and_chain_is_told_and_what_follows_is_rolled_back() {
+        let trial = of([run("COMMIT AND CHAIN"), run(LATE)]).await;
+        assert_eq!(trial.script.answers("m-1"), ["", ""]);
+        trial.escaped(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn rollback_and_chain_is_told_and_what_follows_is_rolled_back() {
+        let trial = of([run("ROLLBACK AND CHAIN"), run(LATE)]).await;
+        trial.refused(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_transaction_begun_after_commit_cannot_write() {
+        let trial = of([
+            run("COMMIT"),
+            run("BEGIN"),
+            swallow(LATE),
+            swallow("ROLLBACK"),
+            run("BEGIN"),
+        ])
+        .await;
+        assert_eq!(trial.script.answers("m-1")[2], "error 25006");
+        trial.escaped(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_aborted_transaction_begun_after_commit_hides_no_escape() {
+        of([run("COMMIT"), run("BEGIN"), swallow("SELECT 1/0")])
+            .await
+            .escaped(&[
+                "made the inbox transaction durable itself",
+                "division by zero",
+            ])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_error_after_commit_hides_no_escape() {
+        of([run("COMMIT"), Step::Fail("out of stock")])
+            .await
+            .escaped(&["out of stock"])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_panic_after_commit_hides_no_escape() {
+        of([run("COMMIT"), Step::Panic("index out of bounds")])
+            .await
+            .escaped(&["the handler panicked: index out of bounds"])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_time_out_after_commit_hides_no_escape() {
+        of([run("COMMIT"), Step::Sleep(Duration::from_secs(30))])
+            .await
+            .escaped(&["did not finish within 1s"])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_lost_connection_after_commit_hides_no_escape() {
+        of([
+            run("COMMIT"),
+            run("SELECT pg_terminate_backend(pg_backend_pid())"),
+        ])
+        .await
+        .escaped(&["made the inbox transaction durable itself"])
+        .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn session_state_set_before_commit_hides_no_escape() {
+        let sandbox = Postgres::fresh(4).await;
+        let role = sandbox.role().await;
+        let steps = [
+            run(format!("SET ROLE {role}")),
+            run("COMMIT"),
+            Step::Fail("out of stock"),
+        ];
+        let script = Script::default().always("m-1", steps);
+        let trial = Trial::of(sandbox, script, charge::handler()).await;
+        trial.escaped(&["out of stock"]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_prepared_transaction_is_not_acked_while_its_end_is_open() {
+        let name = unique("prepared");
+        let script = Script::default().once("m-1", [run(format!("PREPARE TRANSACTION '{name}'"))]);
+        let mut trial = Trial::start(Postgres::fresh(4).await, script, charge::handler()).await;
+        trial.broker.publish("orders", order("m-1"));
+        eventually("a second try", || async {
+            trial.broker.settled().len() >= 2
+        })
+        .await;
+        // For another account: the row of the first one stays locked.
+        let other = Envelope::new(r#"{"account":"acc-2","amount":100}"#);
+        trial
+            .broker
+            .publish("orders", other.id("m-2").message_type("OrderPlaced"));
+        eventually("m-2", || async { trial.acks("m-2") == 1 }).await;
+        let acked_meanwhile = trial.acks("m-1");
+        let counted = trial.sandbox.attempts("m-1").await;
+        let told = Postgres::texts(
+            &trial.sandbox.pool,
+            "SELECT last_failure FROM inbox_attempts",
+        )
+        .await;
+        Postgres::run(&trial.sandbox.pool, &format!("ROLLBACK PREPARED '{name}'")).await;
+        all_acked(&trial.broker).await;
+        assert_eq!(acked_meanwhile, 0);
+        assert_eq!(counted, 1, "waiting for a copy counts nothing");
+        assert!(told.concat().contains("PREPARE TRANSACTION"), "{told:?}");
+        assert_eq!(trial.script.runs("m-1"), 2);
+        trial.sandbox.assert_stored_once("m-1").await;
+        assert_eq!(trial.sandbox.dead_letter_texts().await, [""; 0]);
+        trial.common().await;
+    }
+}
+
+mod on_sqlite {
+    use super::sqlite::{charge, of};
+    use super::*;
+    use sqlx::Sqlite;
+
+    /// SQLITE_CONSTRAINT_COMMITHOOK
+    pub(super) const BY_HOOK: &str = "error 531";
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_swallowed_error_leaves_the_transaction_as_it_was() {
+        let trial = of([swallow(
+            "INSERT INTO accounts (id, balance) VALUES ('acc-1', 0)",
+        )])
+        .await;
+        assert_eq!(trial.script.answers("m-1"), ["error 1555"]);
+        trial.processed().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_commit_of_the_handler_is_refused() {
+        let trial = of([swallow("COMMIT")]).await;
+        assert_eq!(trial.script.answers("m-1"), [BY_HOOK; 2]);
+        trial.refused(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_write_slips_through_after_commit() {
+        let trial = of([swallow("COMMIT"), swallow(LATE)]).await;
+        assert_eq!(trial.script.answers("m-1"), [BY_HOOK; 4]);
+        trial.refused(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_transaction_of_the_handlers_own_after_commit_is_refused() {
+        let steps = [
+            swallow("COMMIT"),
+            swallow("BEGIN"),
+            swallow(LATE),
+            swallow("COMMIT"),
+        ];
+        let trial = of(steps).await;
+        assert_eq!(
+            trial.script.answers("m-1"),
+            [[BY_HOOK, "", "", BY_HOOK]; 2].concat()
+        );
+        trial.refused(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_transaction_left_open_after_commit_is_refused() {
+        of([swallow("COMMIT"), swallow("BEGIN"), swallow(LATE)])
+            .await
+            .refused(&[ENDED])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_error_of_a_refused_commit_is_told() {
+        of([run("COMMIT")])
+            .await
+            .refused(&["constraint failed"])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_panic_after_commit_leaves_nothing() {
+        of([swallow("COMMIT"), Step::Panic("index out of bounds")])
+            .await
+            .refused(&["the handler panicked: index out of bounds"])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_time_out_after_commit_leaves_nothing() {
+        of([swallow("COMMIT"), Step::Sleep(Duration::from_secs(30))])
+            .await
+            .refused(&["did not finish within 1s"])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn insert_or_rollback_is_not_taken_for_success_and_no_write_follows() {
+        let steps = [
+            swallow("INSERT OR ROLLBACK INTO accounts (id, balance) VALUES ('acc-1', 0)"),
+            swallow(LATE),
+        ];
+        let trial = of(steps).await;
+        assert_eq!(
+            trial.script.answers("m-1"),
+            [["error 1555", BY_HOOK]; 2].concat()
+        );
+        trial.refused(&[ENDED]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_trigger_that_rolls_back_is_not_taken_for_success_and_no_write_follows() {
+        let sandbox = Sqlite::fresh(4).await;
+        let trigger = "CREATE TRIGGER refuse BEFORE INSERT ON ledger WHEN NEW.msg_id = 'poison' \
+                       BEGIN SELECT RAISE(ROLLBACK, 'poisoned'); END";
+        Sqlite::run(&sandbox.pool, trigger).await;
+        let poison = "INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-1', 1, 'poison')";
+        let script = Script::default().always("m-1", [swallow(poison), swallow(LATE)]);
+        let trial = Trial::of(sandbox, script, charge::handler()).await;
+        assert_eq!(
+            trial.script.answers("m-1"),
+            [["error 1811", BY_HOOK]; 2].concat()
+        );
+        trial.refused(&[ENDED]).await;
+    }
+
+    /// A handler can take our hook away by setting one of its own: then the database prevents nothing, and the
+    /// fence has to find it.
+    #[inbox_handler(consumer = "billing")]
+    async fn unhooks(
+        order: OrderPlaced,
+        tx: &mut Tx<Sqlite>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(Sqlite, order, id, tx);
+        if id.as_str() == "m-1" {
+            tx.lock_handle().await?.set_commit_hook(|| true);
+        }
+        script.play(&id, tx).await
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_commit_past_the_hook_is_told_as_an_escape() {
+        for end in [None, Some(Step::Fail("out of stock"))] {
+            let words = if end.is_some() { "out of stock" } else { ENDED };
+            let script =
+                Script::default().always("m-1", [Some(run("COMMIT")), end].into_iter().flatten());
+            let trial = Trial::of(Sqlite::fresh(4).await, script, unhooks::handler()).await;
+            trial.escaped(&["COMMIT", words]).await;
+        }
+    }
+}
