@@ -59,12 +59,7 @@ pub(crate) fn handler<'f>(
 }
 
 fn only_once(function: &HandlerFn, diag: &mut Diagnostics) {
-    let is_handler = |path: &syn::Path| {
-        path.segments
-            .last()
-            .is_some_and(|last| last.ident == "inbox_handler")
-    };
-    for attr in function.attrs.iter().filter(|attr| is_handler(attr.path())) {
+    for attr in function.repeated() {
         diag.push(
             Finding::new(
                 attr,

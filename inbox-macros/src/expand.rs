@@ -1,13 +1,10 @@
 //! The model as code. Nothing can fail here.
 
-use crate::args::Args;
-use crate::companion;
 use crate::model::{Handler, Parameters};
 use crate::path::Root;
-use crate::values::{DedupKey, Isolation, Names};
+use crate::{companion, spec};
 use proc_macro2::{Ident, Span, TokenStream};
-use quote::{ToTokens, format_ident, quote, quote_spanned};
-use syn::ext::IdentExt;
+use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 
 /// Input: `async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>, rates: State<Rates>) -> Result<(), E>`
@@ -18,7 +15,7 @@ use syn::spanned::Spanned;
 /// struct charge { _private: () }
 /// const _: () = {
 ///     impl charge {
-///         const fn handler() -> Self { .. }
+///         pub const fn handler() -> Self { .. }
 ///     }
 ///     impl Handler for charge {
 ///         type Db = <Tx<Postgres> as HandlerTx>::Db;
@@ -99,7 +96,7 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
     // The user may have imported by itself what the generated code finds through the imported root.
     let qualified = matches!(root, Root::Given(_))
         .then(|| quote_spanned!(first=> #[allow(unused_qualifications)]));
-    let spec = spec(name, args, root);
+    let spec = spec::constant(name, args, root);
     let requirements = requirements(parameters, root);
     // An identifier typed in two places is two variables in a `macro_rules!`, so each is made once.
     let (incoming, tx) = (
@@ -136,60 +133,6 @@ fn ends(tokens: &TokenStream) -> (Span, Span) {
     let mut tokens = tokens.clone().into_iter().map(|token| token.span());
     let first = tokens.next().unwrap_or_else(Span::call_site);
     (first, tokens.last().unwrap_or(first))
-}
-
-/// Output: `HandlerSpec::new("billing", "crate::charge", file!(), line!()).on(&["OrderPlaced"])`
-fn spec(name: &Ident, args: &Args, root: &Root) -> TokenStream {
-    // `line!()` answers with the line of its own tokens: that of the function.
-    let place = name.span();
-    let root = root.at(place);
-    let suffix = format!("::{}", name.unraw());
-    // Only a rejected attribute has no consumer. The placeholder lets errors in the types show as well.
-    let consumer = args
-        .consumer
-        .as_ref()
-        .map_or_else(|| quote!("rejected"), ToTokens::to_token_stream);
-    let on = args
-        .on
-        .as_ref()
-        .map(|Names(names)| quote_spanned!(place=> .on(&[#(#names),*])));
-    let from = args
-        .from
-        .as_ref()
-        .map(|Names(names)| quote_spanned!(place=> .from(&[#(#names),*])));
-    let key = args.key.as_ref().map(|key| {
-        let variant = match key {
-            DedupKey::MessageId => quote_spanned!(place=> MessageId),
-            DedupKey::CloudEvents => quote_spanned!(place=> CloudEvents),
-            DedupKey::Header(header) => quote_spanned!(place=> Header(#header)),
-            DedupKey::Payload(pointer) => quote_spanned!(place=> Payload(#pointer)),
-        };
-        quote_spanned!(place=> .key(#root::__private::DedupKey::#variant))
-    });
-    let timeout = args.timeout.map(|timeout| {
-        let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        quote_spanned!(place=> .timeout(::core::time::Duration::from_millis(#millis)))
-    });
-    let max_attempts = args
-        .max_attempts
-        .map(|attempts| quote_spanned!(place=> .max_attempts(#attempts)));
-    let isolation = args.isolation.map(|isolation| {
-        let variant = match isolation {
-            Isolation::ReadCommitted => quote_spanned!(place=> ReadCommitted),
-            Isolation::RepeatableRead => quote_spanned!(place=> RepeatableRead),
-            Isolation::Serializable => quote_spanned!(place=> Serializable),
-        };
-        quote_spanned!(place=> .isolation(#root::__private::Isolation::#variant))
-    });
-    quote_spanned! {place=>
-        #root::__private::HandlerSpec::new(
-            #consumer,
-            ::core::concat!(::core::module_path!(), #suffix),
-            ::core::file!(),
-            ::core::line!(),
-        )
-        #on #from #key #timeout #max_attempts #isolation
-    }
 }
 
 /// What `build()` must be able to provide, asked once.

@@ -32,13 +32,7 @@ impl HandlerFn {
         let parser = |input: ParseStream<'_>| {
             let parsed = read(input);
             // What follows the signature is not looked at.
-            input.step(|cursor| {
-                let mut rest = *cursor;
-                while let Some((_, next)) = rest.token_tree() {
-                    rest = next;
-                }
-                Ok(((), rest))
-            })?;
+            input.parse::<TokenStream>()?;
             Ok(parsed)
         };
         match parser.parse2(ungrouped(item)) {

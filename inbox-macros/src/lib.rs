@@ -18,6 +18,7 @@ mod options;
 mod parameters;
 mod path;
 mod rejected;
+mod spec;
 mod suggest;
 #[cfg(test)]
 mod tests;
@@ -35,7 +36,8 @@ pub fn inbox_handler(args: TokenStream, item: TokenStream) -> TokenStream {
 
 /// Makes an inbox handler of an `async fn`: register it with `.register(name::handler())`.
 ///
-/// `inbox-runtime` re-exports this one as `inbox_handler`, so that an application needs no other dependency.
+/// The options and all else are described at `inbox_core::inbox_handler`. This one serves a crate that depends on
+/// `inbox-runtime` alone.
 #[proc_macro_attribute]
 pub fn inbox_handler_runtime(args: TokenStream, item: TokenStream) -> TokenStream {
     handler::expand(args.into(), item.into(), Root::Crate("inbox_runtime")).into()

@@ -31,10 +31,12 @@ pub(crate) fn by_role<'f>(
         );
     }
     let parameters = types::typed(signature);
-    for parameter in &parameters {
+    for (position, parameter) in parameters.iter().enumerate() {
         stands_alone(parameter, diag);
+        if let Some(finding) = misplaced(position, &parameters) {
+            diag.push(finding);
+        }
     }
-    surplus(&parameters, diag);
     match parameters.as_slice() {
         [] if signature.variadic.is_some() => None,
         [] => {
@@ -45,7 +47,13 @@ pub(crate) fn by_role<'f>(
             diag.push(one_parameter(signature, only));
             None
         }
-        [message, transaction, extractors @ ..] => roles(message, transaction, extractors, diag),
+        [message, transaction, extractors @ ..] => Some(Parameters {
+            message: &message.ty,
+            transaction: types::without_elided(
+                types::reference(&transaction.ty)?.elem.to_token_stream(),
+            ),
+            extractors: extractors.iter().map(|extractor| &*extractor.ty).collect(),
+        }),
     }
 }
 
@@ -86,18 +94,6 @@ pub(crate) fn no_self_type(ty: &Type, diag: &mut Diagnostics) {
     }
 }
 
-fn surplus(parameters: &[&PatType], diag: &mut Diagnostics) {
-    if let Some(first) = parameters.get(MOST) {
-        diag.push(
-            Finding::new(
-                first,
-                format!("an inbox handler takes at most {} extractors", MOST - 2),
-            )
-            .help("bundle them in one state type"),
-        );
-    }
-}
-
 fn no_parameters(signature: &Signature) -> Finding {
     let name = &signature.ident;
     Finding::new(
@@ -129,54 +125,55 @@ fn parenthesized(signature: &Signature) -> impl ToTokens {
     group
 }
 
-fn roles<'f>(
-    message: &'f PatType,
-    transaction: &'f PatType,
-    extractors: &[&'f PatType],
-    diag: &mut Diagnostics,
-) -> Option<Parameters<'f>> {
-    let further: Vec<&PatType> = extractors
-        .iter()
-        .filter(|other| types::is_mut_reference(&other.ty))
-        .copied()
-        .collect();
-    let leads = types::is_mut_reference(&message.ty);
+/// What is wrong with a parameter for its position. The transaction is told by its `&mut`.
+fn misplaced(position: usize, parameters: &[&PatType]) -> Option<Finding> {
+    let [message, transaction, further @ ..] = parameters else {
+        return None;
+    };
+    let parameter = parameters.get(position)?;
+    let is_borrowed = types::is_mut_reference(&parameter.ty);
     let in_place = types::is_mut_reference(&transaction.ty);
-    if leads && !in_place && further.is_empty() {
-        diag.push(
+    let late = further
+        .iter()
+        .position(|other| types::is_mut_reference(&other.ty));
+    let swapped = types::is_mut_reference(&message.ty) && !in_place && late.is_none();
+    match position {
+        0 if swapped => Some(
             Finding::new(&message.ty, "the message comes first, then the transaction")
                 .help("swap the two parameters"),
-        );
-        return None;
-    }
-    if let Some(reference) = types::reference(&message.ty) {
-        let sign = if leads { "&mut" } else { "&" };
-        diag.push(
-            Finding::new(reference, "the message is passed by value")
-                .help(format!("remove the `{sign}`")),
-        );
-    }
-    match further.as_slice() {
-        [] if in_place => {}
-        [] => diag.push(not_borrowed(transaction)),
-        [late, ..] if !in_place => diag.push(late_transaction(late, transaction)),
-        surplus => {
-            for other in surplus {
-                diag.push(
-                    Finding::new(&other.ty, "a handler gets one transaction").help(
-                        "remove this parameter; `tx.savepoint()` nests inside the one there is",
-                    ),
-                );
-            }
-        }
-    }
-    Some(Parameters {
-        message: &message.ty,
-        transaction: types::without_elided(
-            types::reference(&transaction.ty)?.elem.to_token_stream(),
         ),
-        extractors: extractors.iter().map(|extractor| &*extractor.ty).collect(),
-    })
+        0 => by_reference(message),
+        1 if in_place || swapped || late.is_some() => None,
+        1 => Some(not_borrowed(transaction)),
+        _ if is_borrowed && in_place => Some(
+            Finding::new(&parameter.ty, "a handler gets one transaction")
+                .help("remove this parameter; `tx.savepoint()` nests inside the one there is"),
+        ),
+        _ if is_borrowed => {
+            (late == Some(position - 2)).then(|| late_transaction(parameter, transaction))
+        }
+        MOST => Some(
+            Finding::new(
+                parameter,
+                format!("an inbox handler takes at most {} extractors", MOST - 2),
+            )
+            .help("bundle them in one state type"),
+        ),
+        _ => None,
+    }
+}
+
+fn by_reference(message: &PatType) -> Option<Finding> {
+    let reference = types::reference(&message.ty)?;
+    let sign = if reference.mutability.is_some() {
+        "&mut"
+    } else {
+        "&"
+    };
+    Some(
+        Finding::new(reference, "the message is passed by value")
+            .help(format!("remove the `{sign}`")),
+    )
 }
 
 /// The second parameter is no `&mut`.

@@ -888,6 +888,31 @@ fn all_mistakes_are_reported_in_source_order() {
 }
 
 #[test]
+fn parameters_are_reported_from_left_to_right() {
+    assert_items(&[(
+        "async fn f(#[cfg(x)] m: &M, tx: Tx<P>, s: impl Send) -> R {}",
+        &[
+            (
+                "`cfg` on a parameter of an inbox handler is not supported",
+                "put `cfg` on two versions of the handler",
+                "#[cfg(x)]",
+            ),
+            ("the message is passed by value", "remove the `&`", "&M"),
+            (
+                "the transaction must be borrowed: it is committed by the runtime after the handler returns",
+                "`tx: &mut Tx<..>`",
+                "Tx<P>",
+            ),
+            (
+                "`impl Trait` makes the handler generic: the runtime needs one concrete type",
+                "name the type",
+                "impl Send",
+            ),
+        ],
+    )]);
+}
+
+#[test]
 fn a_function_has_one_handler_attribute() {
     let help = "one function serves one consumer; move the shared part to a plain function";
     let already = "`charge` already has `#[inbox_handler]`";

@@ -3,7 +3,7 @@
 use super::split;
 use crate::handler;
 use crate::path::Root;
-use proc_macro2::TokenStream;
+use proc_macro2::{Group, TokenStream, TokenTree};
 use std::path::Path;
 
 /// What is generated behind the user's item, which must come first and untouched.
@@ -156,4 +156,64 @@ fn a_wrong_option_changes_only_itself() {
     let right =
         "#[inbox_handler(consumer = \"billing\")] async fn charge(o: O, tx: &mut Tx<P>) -> R {}";
     assert!(generated(wrong).ends_with(&generated(right)));
+}
+
+/// Every token of a rich definition left out, doubled, and made the last: the macro always answers, with the item
+/// first.
+#[test]
+fn no_damage_makes_it_panic() {
+    let source = r#"
+#[inbox_handler(consumer = "billing", on = ["A", "B"], key = "header:x", timeout = "2m", max_attempts = 3, crate = ::a::b)]
+#[cfg_attr(feature = "a", inline, cfg(feature = "b"))]
+pub(crate) async unsafe extern "C" fn charge<'a, T>(
+    OrderPlaced { id }: OrderPlaced, tx: &'a mut Tx<Postgres>, State(rates): State<impl Fn(u8) -> T>, _: Self,
+) -> Result<(), E> where T: Send { Ok(()) }
+"#;
+    let (args, item) = split(source);
+    for damaged in damaged(&args) {
+        assert_item_first(damaged, item.clone());
+    }
+    for damaged in damaged(&item) {
+        assert_item_first(args.clone(), damaged);
+    }
+}
+
+fn assert_item_first(args: TokenStream, item: TokenStream) {
+    let expected = item.to_string();
+    let count = item.clone().into_iter().count();
+    let expansion = handler::expand(args, item, Root::Crate("inbox_core"));
+    assert_eq!(
+        expansion
+            .into_iter()
+            .take(count)
+            .collect::<TokenStream>()
+            .to_string(),
+        expected
+    );
+}
+
+fn damaged(tokens: &TokenStream) -> Vec<TokenStream> {
+    let tokens: Vec<TokenTree> = tokens.clone().into_iter().collect();
+    let mut damaged = Vec::new();
+    for position in 0..tokens.len() {
+        let (before, rest) = tokens.split_at(position);
+        let (token, after) = (&rest[..1], &rest[1..]);
+        damaged.push(before.iter().chain(after).cloned().collect());
+        damaged.push(before.iter().chain(token).chain(rest).cloned().collect());
+        damaged.push(before.iter().cloned().collect());
+        if let TokenTree::Group(group) = &token[0] {
+            for inner in self::damaged(&group.stream()) {
+                let inner = TokenTree::Group(Group::new(group.delimiter(), inner));
+                damaged.push(
+                    before
+                        .iter()
+                        .chain([&inner])
+                        .chain(after)
+                        .cloned()
+                        .collect(),
+                );
+            }
+        }
+    }
+    damaged
 }
