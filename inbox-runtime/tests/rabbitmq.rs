@@ -780,6 +780,26 @@ async fn a_server_that_does_not_answer_is_given_up() {
 }
 
 #[tokio::test]
+async fn an_encrypted_url_is_never_plain_text() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let reading = tokio::task::spawn_blocking(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let limit = Some(Duration::from_millis(500));
+        stream.set_read_timeout(limit).unwrap();
+        let mut first = [0; 8];
+        let length = stream.read(&mut first).unwrap_or(0);
+        first[..length].to_vec()
+    });
+    let url = format!("amqps://guest:hunter2@127.0.0.1:{port}/%2f?connection_timeout=2000");
+    let error = refused(&RabbitMq::new(url).queue("orders")).await;
+    assert!(error.contains("TLS"), "{error}");
+    // With a TLS feature this is the beginning of its handshake, without one there is nothing.
+    let first = reading.await.unwrap();
+    assert!(!first.starts_with(b"AMQP"), "{first:?}");
+}
+
+#[tokio::test]
 async fn a_published_message_arrives_unchanged() {
     let server = Server::connect().await;
     let queue = unique("published");

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use inbox_core::SourceError;
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
-use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig};
+use lapin::tcp::{AMQPUriTcpExt, AsyncTcpStream, OwnedTLSConfig};
 use lapin::types::ShortString;
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties, ErrorKind};
@@ -152,7 +152,7 @@ impl RabbitMq {
             .query
             .connection_timeout
             .map_or(CONNECT_LIMIT, Duration::from_millis);
-        let tls = address.scheme == lapin::uri::AMQPScheme::AMQPS;
+        let encrypted = address.scheme == lapin::uri::AMQPScheme::AMQPS;
         let runtime = lapin::runtime::default_runtime()
             .map_err(|error| SourceError::caused("the AMQP client has no tokio runtime", error))?;
         let connecting = Connection::connector(
@@ -163,6 +163,11 @@ impl RabbitMq {
                 let tls = OwnedTLSConfig::default();
                 let stream = address.connect_with_config_async(tls.as_ref(), &runtime);
                 match tokio::time::timeout(limit, stream).await {
+                    // Built without TLS, the client takes `amqps` for `amqp` and would send the password in the
+                    // clear.
+                    Ok(Ok(AsyncTcpStream::Plain(_))) if encrypted => {
+                        Err(std::io::Error::other("the AMQP client is built without TLS").into())
+                    }
                     Ok(stream) => Ok(stream?),
                     Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
                 }
@@ -171,7 +176,7 @@ impl RabbitMq {
         );
         match tokio::time::timeout(limit, connecting).await {
             Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(SourceError::new(refusal(&shown, &error, tls))),
+            Ok(Err(error)) => Err(SourceError::new(refusal(&shown, &error, encrypted))),
             Err(_) => Err(SourceError::new(format!(
                 "RabbitMQ at {shown} did not answer within {limit:?}: are host and port of the url those of a \
                  RabbitMQ server?"
@@ -223,7 +228,7 @@ fn without_password(url: &str) -> String {
 }
 
 /// Why no connection came about, and what to do.
-fn refusal(shown: &str, error: &lapin::Error, tls: bool) -> String {
+fn refusal(shown: &str, error: &lapin::Error, encrypted: bool) -> String {
     let why = reason(error);
     let remedy = match error.kind() {
         ErrorKind::ProtocolError(error)
@@ -236,8 +241,8 @@ fn refusal(shown: &str, error: &lapin::Error, tls: bool) -> String {
         {
             "check the virtual host in the url given to `RabbitMq::new`, and the user's permissions for it"
         }
-        _ if tls => {
-            "check that the server speaks TLS on this port, and that a TLS feature is switched on"
+        _ if encrypted => {
+            "check that the server speaks TLS on this port, and that a TLS feature of this crate is switched on"
         }
         _ => "check that the server runs, and host and port in the url given to `RabbitMq::new`",
     };
