@@ -68,6 +68,11 @@ mod route;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(not(feature = "testing"))]
+#[expect(
+    dead_code,
+    unreachable_pub,
+    reason = "offered to applications by the feature alone"
+)]
 mod testing;
 mod worker;
 
