@@ -340,7 +340,10 @@ async fn a_broken_connection_ends_the_assignment_and_voids_its_tokens() {
     let mut assignment = open(&broker.source(QUEUE), 1).await;
     let mut other = open(&broker.source("other"), 1).await;
     let delivery = next(&mut assignment).await;
+    assert!(!assignment.settle.is_gone());
     broker.disconnect(QUEUE);
+    assert!(assignment.settle.is_gone());
+    assert!(!other.settle.is_gone());
     let error = assignment.deliveries.next().await.unwrap_err().to_string();
     assert!(error.contains("`orders`"), "{error}");
     assert!(matches!(

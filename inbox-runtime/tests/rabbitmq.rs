@@ -9,10 +9,11 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use inbox_core::IdProblem;
 use inbox_runtime::brokers::{Declaration, QueueKind, RabbitMq, RabbitMqSource};
 use inbox_runtime::{
-    Assignment, Delivery, Envelope, IdProblem, PublishError, Publisher, SettleError, SettleToken,
-    Source, SourceError, Verdict,
+    Assignment, Delivery, Envelope, PublishError, Publisher, SettleError, SettleToken, Source,
+    SourceError, Verdict,
 };
 use lapin::options::{
     BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions, QueueDeleteOptions,
@@ -588,6 +589,7 @@ async fn a_token_of_a_killed_connection_settles_nothing_anywhere() {
     assert!(error.contains(&queue), "{error}");
     assert!(error.contains("CONNECTION_FORCED"), "{error}");
     // And it stays lost.
+    assert!(assignment.settle.is_gone());
     assert_eq!(lost(&mut assignment).await.to_string(), error);
 
     let mut again = open(&source, 2).await;

@@ -866,4 +866,11 @@ impl Settle for MemorySettle {
         broker.tell();
         answers
     }
+
+    fn is_gone(&self) -> bool {
+        let Held { broker, queue, id } = &*self.0;
+        let mut state = broker.lock();
+        let place = state.queue(queue).places.get(id);
+        place.is_none_or(|place| matches!(place.condition, Condition::Lost(_)))
+    }
 }
