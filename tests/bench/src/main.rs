@@ -159,7 +159,7 @@ async fn calibrated(database: &mut Database, concurrency: usize, seconds: f64) -
 async fn sources_alone(server: Pid) -> Result<()> {
     println!("## Sources alone\n\n| source | messages/s |\n|---|---|");
     for (name, memory_broker) in [("preloaded", false), ("in-memory broker", true)] {
-        let work = Work::of(100_000)?;
+        let work = Work::of(20_000)?;
         let taken = framework::source_alone(memory_broker, &work, server).await?;
         println!(
             "| {name} | {:.0} |",
