@@ -27,6 +27,13 @@ pub struct Inbox<Db: InboxDatabase> {
     ),
 }
 
+impl Stopped {
+    async fn hand_back<Db: InboxDatabase>(&mut self, mut job: Job<Db>) {
+        job.settle(Verdict::HandBack { delay: None }).await;
+        self.handed_back += 1;
+    }
+}
+
 /// A source and where its messages go.
 pub(crate) type Routed<Db> = (Arc<dyn Source>, Arc<Route<Db>>);
 
@@ -125,36 +132,50 @@ impl<Db: InboxDatabase> Inbox<Db> {
                 tokio::spawn(worker.run())
             })
             .collect();
-        let mut stopped = Stopped::default();
-        for worker in workers {
-            match worker.await {
-                Ok(cut_off) => stopped.cut_off += cut_off,
-                Err(error) => {
-                    tracing::error!(error = &error as &dyn std::error::Error, "a worker died")
+        let stop = self.shared.stop.clone();
+        let ending = async {
+            let mut cut_off = 0;
+            for worker in workers {
+                match worker.await {
+                    Ok(of_worker) => cut_off += of_worker,
+                    Err(error) => {
+                        tracing::error!(error = &error as &dyn std::error::Error, "a worker died")
+                    }
                 }
             }
-        }
-        // Workers end only on a stop. The intakes wait for their slots, so everything must go back first.
-        self.shared.stop.cancel();
-        self.shared.hold.emptied().await;
-        let mut intakes = futures_util::future::join_all(intakes);
-        loop {
+            // Workers end only on a stop. The intakes wait until everything that they took has gone back.
+            stop.cancel();
+            self.shared.hold.emptied().await;
+            for ended in futures_util::future::join_all(intakes).await {
+                if let Err(error) = ended {
+                    tracing::error!(error = &error as &dyn std::error::Error, "an intake died");
+                }
+            }
+            cut_off
+        };
+        tokio::pin!(ending);
+        let mut stopped = Stopped::default();
+        let mut ended = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            cut_off = &mut ending => Some(cut_off),
+        };
+        // No worker takes a job any more. What they did not start goes back now, for others to have, not when
+        // the last handler here is done.
+        while ended.is_none() {
             tokio::select! {
                 biased;
                 job = receiver.recv() => match job {
-                    Ok(mut job) => {
-                        job.settle(Verdict::HandBack { delay: None }).await;
-                        stopped.handed_back += 1;
-                    }
-                    Err(_) => break,
+                    Ok(job) => stopped.hand_back(job).await,
+                    // Never closed: this function has a sender.
+                    Err(_) => ended = Some((&mut ending).await),
                 },
-                ended = &mut intakes => {
-                    for error in ended.into_iter().filter_map(Result::err) {
-                        tracing::error!(error = &error as &dyn std::error::Error, "an intake died");
-                    }
-                    break;
-                }
+                cut_off = &mut ending => ended = Some(cut_off),
             }
+        }
+        stopped.cut_off = ended.unwrap_or_default();
+        while let Ok(job) = receiver.try_recv() {
+            stopped.hand_back(job).await;
         }
         stopped
     }

@@ -28,10 +28,9 @@ pub(crate) struct Intake<Db: InboxDatabase> {
 impl<Db: InboxDatabase> Intake<Db> {
     /// Runs until the runtime stops and every delivery taken is settled.
     pub(crate) async fn run(self) {
-        let slots = Arc::new(Semaphore::new(self.prefetch.get()));
         let mut failures = 0;
         while let Some(assignment) = self.open(&mut failures).await {
-            if self.consume(assignment, &slots).await {
+            if self.consume(assignment).await {
                 break;
             }
         }
@@ -75,17 +74,11 @@ impl<Db: InboxDatabase> Intake<Db> {
     }
 
     /// Queues what the assignment delivers until it ends (`false`) or the runtime stops (`true`).
-    async fn consume(&self, mut assignment: Assignment, slots: &Arc<Semaphore>) -> bool {
+    async fn consume(&self, mut assignment: Assignment) -> bool {
+        // Of this assignment alone: what an earlier one left behind is void, and may be held for long.
+        let slots = Arc::new(Semaphore::new(self.prefetch.get()));
         loop {
-            let slot = tokio::select! {
-                biased;
-                () = self.stop.cancelled() => break,
-                slot = Arc::clone(slots).acquire_owned() => match slot {
-                    Ok(slot) => slot,
-                    // Never closed.
-                    Err(_) => break,
-                },
-            };
+            // Asked also while every slot is taken: that is how a loss is noticed.
             let next = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
@@ -93,6 +86,11 @@ impl<Db: InboxDatabase> Intake<Db> {
             };
             match next {
                 Ok(Some(delivery)) => {
+                    // A settled delivery may have made room at the broker a moment before its slot is free.
+                    let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
+                        // Never closed.
+                        break;
+                    };
                     let job = Job::new(
                         delivery,
                         Arc::clone(&self.route),

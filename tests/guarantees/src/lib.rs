@@ -3,6 +3,12 @@
 //!
 //! Servers come from the environment (`tests/run` starts them). A missing one is a failure, never a skip.
 
+pub mod child;
+pub mod proxy;
+pub mod rabbitmq;
+pub mod recorded;
+pub mod servers;
+
 mod roles;
 pub mod script;
 
@@ -111,6 +117,12 @@ pub fn order(id: &str) -> Envelope {
         .message_type("OrderPlaced")
 }
 
+/// As many workers as `wanted`, or as the database can have.
+#[must_use]
+pub fn workers<Db: InboxDatabase>(wanted: usize) -> usize {
+    Db::MAX_CONCURRENCY.map_or(wanted, |most| wanted.min(most))
+}
+
 /// A database that tests can make anew.
 pub trait TestDatabase: InboxDatabase {
     /// An empty database with the ledger and the inbox tables, and a pool of `connections` on it.
@@ -124,6 +136,16 @@ pub trait TestDatabase: InboxDatabase {
 
     /// The first column of every row, as text.
     fn texts(pool: &Pool<Self>, sql: &str) -> impl Future<Output = Vec<String>> + Send;
+
+    /// The first column of every row, as bytes.
+    fn bytes(pool: &Pool<Self>, sql: &str) -> impl Future<Output = Vec<Vec<u8>>> + Send;
+
+    /// "The pool is clean": each of its connections is outside any transaction and can write.
+    ///
+    /// # Panics
+    ///
+    /// When it is not so.
+    fn assert_clean(pool: &Pool<Self>) -> impl Future<Output = ()> + Send;
 }
 
 /// A database of one test.
@@ -157,6 +179,21 @@ const LEDGER: &str = "
     INSERT INTO accounts (id, balance) VALUES ('acc-1', 0), ('acc-2', 0);";
 
 impl<Db: TestDatabase> Sandbox<Db> {
+    /// Another pool on the same database, as another process has it.
+    ///
+    /// # Panics
+    ///
+    /// When the database does not answer.
+    pub async fn another_pool(&self, connections: u32) -> Pool<Db> {
+        let options = self.pool.connect_options();
+        sqlx::pool::PoolOptions::new()
+            .max_connections(connections)
+            .acquire_timeout(Duration::from_secs(5))
+            .connect_with(Clone::clone(&*options))
+            .await
+            .expect("no connection to the test database")
+    }
+
     /// Ledger rows of one message.
     pub async fn ledger_rows(&self, id: &str) -> i64 {
         Db::number(
@@ -240,14 +277,15 @@ impl<Db: TestDatabase> Sandbox<Db> {
     }
 }
 
-impl TestDatabase for Postgres {
-    async fn fresh(connections: u32) -> Sandbox<Self> {
-        let admin: PgConnectOptions = environment("POSTGRES_ADMIN_URL")
-            .parse()
-            .expect("POSTGRES_ADMIN_URL is no address");
-        let app: PgConnectOptions = environment("POSTGRES_URL")
-            .parse()
-            .expect("POSTGRES_URL is no address");
+impl Sandbox<Postgres> {
+    /// An empty database on the server with these addresses.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not make it.
+    pub async fn on_server(admin: &str, app: &str, connections: u32) -> Self {
+        let admin: PgConnectOptions = admin.parse().expect("the administrator's address is none");
+        let app: PgConnectOptions = app.parse().expect("the application's address is none");
         let name = unique("t");
         let create = format!("CREATE DATABASE {name} OWNER {}", app.get_username());
         let mut conn = admin.connect().await.expect("PostgreSQL does not answer");
@@ -264,13 +302,23 @@ impl TestDatabase for Postgres {
             .expect("no connection to the test database");
         let ledger = "CREATE TABLE ledger (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, \
                       account TEXT NOT NULL, amount BIGINT NOT NULL, msg_id TEXT NOT NULL);";
-        Self::run(&pool, &format!("{ledger}{LEDGER}")).await;
+        Postgres::run(&pool, &format!("{ledger}{LEDGER}")).await;
         inbox_runtime::migrate(&pool).await.expect("migrations");
-        Sandbox {
+        Self {
             pool,
             url,
             clean_up: CleanUp::Nothing,
         }
+    }
+}
+
+impl TestDatabase for Postgres {
+    async fn fresh(connections: u32) -> Sandbox<Self> {
+        let (admin, app) = (
+            environment("POSTGRES_ADMIN_URL"),
+            environment("POSTGRES_URL"),
+        );
+        Sandbox::on_server(&admin, &app, connections).await
     }
 
     async fn run(pool: &Pool<Self>, sql: &str) {
@@ -292,6 +340,62 @@ impl TestDatabase for Postgres {
             .fetch_all(pool)
             .await
             .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    async fn bytes(pool: &Pool<Self>, sql: &str) -> Vec<Vec<u8>> {
+        sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_all(pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    async fn assert_clean(pool: &Pool<Self>) {
+        let mut all = Vec::new();
+        for _ in 0..pool.size() {
+            let mut conn = pool.acquire().await.expect("a connection");
+            // Autocommitted outside a transaction, refused in a read-only session.
+            conn.execute("UPDATE accounts SET balance = balance")
+                .await
+                .expect("a connection that can write");
+            let open: i64 = sqlx::query_scalar(
+                "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() \
+                 AND relation = 'accounts'::regclass AND mode = 'RowExclusiveLock'",
+            )
+            .fetch_one(&mut *conn)
+            .await
+            .expect("the locks");
+            assert_eq!(open, 0, "a pooled connection is in a transaction");
+            all.push(conn);
+        }
+        drop(all);
+        let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                    AND state LIKE 'idle in transaction%'";
+        eventually("no transaction open on the server", || async {
+            Self::number(pool, open).await == 0
+        })
+        .await;
+    }
+}
+
+impl Sandbox<Postgres> {
+    /// Sets a setting for every new session of this database, and replaces the pool.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not take it.
+    pub async fn set(&mut self, setting: &str, value: &str) {
+        let admin: PgConnectOptions = environment("POSTGRES_ADMIN_URL")
+            .parse()
+            .expect("POSTGRES_ADMIN_URL is no address");
+        let options = PgConnectOptions::clone(&self.pool.connect_options());
+        let name = options.get_database().expect("a database of its own");
+        let alter = format!("ALTER DATABASE {name} SET {setting} = '{value}'");
+        let mut conn = admin.connect().await.expect("PostgreSQL does not answer");
+        conn.execute(sqlx::raw_sql(AssertSqlSafe(alter.as_str())))
+            .await
+            .unwrap_or_else(|error| panic!("{alter}: {error}"));
+        let replaced = self.pool.options().clone().connect_lazy_with(options);
+        std::mem::replace(&mut self.pool, replaced).close().await;
     }
 }
 
@@ -331,6 +435,27 @@ impl TestDatabase for Sqlite {
             .fetch_all(pool)
             .await
             .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    async fn bytes(pool: &Pool<Self>, sql: &str) -> Vec<Vec<u8>> {
+        sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_all(pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    async fn assert_clean(pool: &Pool<Self>) {
+        let mut all = Vec::new();
+        for _ in 0..pool.size() {
+            let mut conn = pool.acquire().await.expect("a connection");
+            // BEGIN fails in a transaction, and a commit hook of ours would refuse the COMMIT.
+            conn.execute(sqlx::raw_sql(
+                "BEGIN IMMEDIATE; UPDATE accounts SET balance = balance; COMMIT",
+            ))
+            .await
+            .expect("a connection outside any transaction, that can write");
+            all.push(conn);
+        }
     }
 }
 

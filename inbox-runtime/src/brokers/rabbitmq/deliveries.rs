@@ -187,4 +187,8 @@ impl Settle for RabbitMqSettle {
         }
         answers
     }
+
+    fn is_gone(&self) -> bool {
+        !self.0.channel.status().connected()
+    }
 }

@@ -1,0 +1,175 @@
+//! An inbox on RabbitMQ in a process of its own: tests let it die, and start another one.
+//!
+//! Its one argument are [`Orders`] as JSON. It says on its output which steps it reaches. A line on its input
+//! ends a wait, the end of its input is the signal to shut down.
+
+use std::io::{BufRead as _, Write as _};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use inbox_guarantees::child::{Orders, number};
+use inbox_guarantees::{EventLog, OrderPlaced, bill, on_each_database, sqlite_pool};
+use inbox_runtime::brokers::RabbitMq;
+use inbox_runtime::testing::Step;
+use inbox_runtime::{HandlerError, Inbox, MessageId, State, Tx, inbox_handler};
+use sqlx::postgres::PgPoolOptions;
+use tokio::sync::oneshot;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Copies of a message that one process works on at a time.
+const PREFETCH: usize = 8;
+
+on_each_database! {
+    /// Books as the cases have it.
+    #[inbox_handler(consumer = "billing")]
+    async fn charge(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(orders): State<Arc<Orders>>,
+    ) -> Result<(), HandlerError> {
+        say(format_args!("entered {id}"));
+        bill!(Db, order, id, tx);
+        if orders.long_statement {
+            say(format_args!("in a statement {id}"));
+            sqlx::query::<Db>(long_statement(<Db as sqlx::Database>::NAME)).execute(&mut *tx).await?;
+        }
+        // Long enough for the others to meet the claim.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        if let Some(file) = &orders.first_fails
+            && std::fs::File::create_new(file).is_ok()
+        {
+            return Err("the first one fails".into());
+        }
+        Ok(())
+    }
+
+    /// The other consumer of the same messages.
+    #[inbox_handler(consumer = "notifications")]
+    async fn notify(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+    ) -> Result<(), HandlerError> {
+        say(format_args!("entered {id}"));
+        let order = OrderPlaced { account: "acc-2".to_owned(), ..order };
+        bill!(Db, order, id, tx);
+        Ok(())
+    }
+
+    pub(super) async fn run(pool: sqlx::Pool<Db>, orders: Arc<Orders>) -> Result<(), Failure> {
+        let (shutdown, go) = listen();
+        let broker = RabbitMq::new(&orders.amqp);
+        let hook = {
+            let orders = Arc::clone(&orders);
+            move |step: Step, id: &str| {
+                say(format_args!("step {} {id}", number(step)));
+                if orders.die_at == Some(number(step)) {
+                    die();
+                }
+                if orders.wait_at == Some(number(step)) {
+                    go.wait();
+                }
+            }
+        };
+        let inbox = Inbox::builder(pool)
+            .source("orders", broker.queue(&orders.queue))
+            .state(Arc::clone(&orders))
+            .prefetch(PREFETCH)
+            .claim_wait(Duration::from_secs(5))
+            .on_step(hook);
+        let inbox = if orders.notifications {
+            inbox.register(notify::handler())
+        } else {
+            inbox.register(charge::handler())
+        };
+        let stopped = inbox
+            .build()
+            .await?
+            .run_until(async {
+                let _ = shutdown.await;
+            })
+            .await;
+        say(format_args!("stopped, {} handed back", stopped.handed_back));
+        Ok(())
+    }
+}
+
+/// A statement that takes a minute or longer.
+fn long_statement(database: &str) -> &'static str {
+    match database {
+        "PostgreSQL" => "SELECT pg_sleep(60)",
+        _ => {
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000000) \
+             SELECT max(i) FROM n"
+        }
+    }
+}
+
+/// Waits that end together, once.
+#[derive(Clone, Default)]
+struct Go(Arc<(Mutex<bool>, Condvar)>);
+
+impl Go {
+    fn give(&self) {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let given = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _given = self.0.1.wait_while(given, |given| !*given);
+    }
+}
+
+/// Reads the input: the shutdown, and the end of waits.
+fn listen() -> (oneshot::Receiver<()>, Go) {
+    let go = Go::default();
+    let (shut_down, shutdown) = oneshot::channel();
+    std::thread::spawn({
+        let go = go.clone();
+        move || {
+            for _line in std::io::stdin().lock().lines().map_while(Result::ok) {
+                go.give();
+            }
+            go.give();
+            let _ = shut_down.send(());
+        }
+    });
+    (shutdown, go)
+}
+
+fn say(line: std::fmt::Arguments<'_>) {
+    let mut output = std::io::stdout().lock();
+    // One write for a line, so that a death cannot cut one in half. Nobody may be listening any more.
+    let _ = output.write_all(format!("{line}\n").as_bytes());
+    let _ = output.flush();
+}
+
+/// The crash: nothing of this process runs after it.
+fn die() -> ! {
+    let pid = std::process::id().to_string();
+    let _ = std::process::Command::new("kill")
+        .args(["-KILL", &pid])
+        .status();
+    // The signal comes before `kill` is done.
+    std::process::abort()
+}
+
+#[tokio::main(worker_threads = 8)]
+async fn main() -> Result<(), Failure> {
+    let _ = EventLog::of_process();
+    let orders = std::env::args().nth(1).ok_or("orders as JSON, please")?;
+    let orders: Arc<Orders> = Arc::new(serde_json::from_str(&orders)?);
+    if orders.database.starts_with("postgres") {
+        let pool = PgPoolOptions::new()
+            .max_connections(6)
+            .connect(&orders.database)
+            .await?;
+        postgres::run(pool, orders).await
+    } else {
+        let pool = sqlite_pool(orders.database.as_ref(), 3).await;
+        sqlite::run(pool, orders).await
+    }
+}

@@ -1,0 +1,157 @@
+//! An inbox in a process of its own, which a test can let die.
+
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use inbox_runtime::testing::Step;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+/// How long a test waits for something that a child process says.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a child process consumes, and how it misbehaves.
+#[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
+pub struct Orders {
+    /// `postgres://..`, or the path of a SQLite file.
+    pub database: String,
+    /// The broker.
+    pub amqp: String,
+    /// The queue.
+    pub queue: String,
+    /// Consume as "notifications", which books on acc-2, instead of "billing".
+    pub notifications: bool,
+    /// Die by SIGKILL at this step, by its number.
+    pub die_at: Option<usize>,
+    /// Wait at this step for [`Consumer::go`], by its number.
+    pub wait_at: Option<usize>,
+    /// After its writes the handler runs a statement that takes a minute.
+    pub long_statement: bool,
+    /// Whoever makes this file is the first to enter the handler: it fails after 200 ms.
+    pub first_fails: Option<PathBuf>,
+}
+
+/// The number of a step, from 1.
+///
+/// # Panics
+///
+/// Never: every step has one.
+#[must_use]
+pub fn number(step: Step) -> usize {
+    let index = Step::ALL.iter().position(|other| *other == step);
+    index.expect("a step without a number") + 1
+}
+
+/// A running child process.
+#[derive(Debug)]
+pub struct Consumer {
+    process: Child,
+    input: Option<ChildStdin>,
+    output: Lines<BufReader<ChildStdout>>,
+    said: Vec<String>,
+}
+
+impl Consumer {
+    /// Starts the program `consumer` (`env!("CARGO_BIN_EXE_consumer")`); it dies with this.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(program: &str, orders: &Orders) -> Self {
+        let orders = serde_json::to_string(orders).expect("orders without JSON");
+        let mut process = Command::new(program)
+            .arg(orders)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the consumer does not start");
+        let input = process.stdin.take();
+        let output = process.stdout.take().expect("no output");
+        Self {
+            process,
+            input,
+            output: BufReader::new(output).lines(),
+            said: Vec::new(),
+        }
+    }
+
+    /// Waits until the process says `line`.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    pub async fn until(&mut self, line: &str) {
+        let waiting = async {
+            while let Ok(Some(said)) = self.output.next_line().await {
+                let found = said == line;
+                self.said.push(said);
+                if found {
+                    return true;
+                }
+            }
+            false
+        };
+        let found = tokio::time::timeout(PATIENCE, waiting).await;
+        assert_eq!(found, Ok(true), "no {line:?} after {:?}", self.said);
+    }
+
+    /// Ends the wait at [`Orders::wait_at`].
+    ///
+    /// # Panics
+    ///
+    /// When the process is gone.
+    pub async fn go(&mut self) {
+        let input = self.input.as_mut().expect("it was stopped");
+        input.write_all(b"go\n").await.expect("it is gone");
+    }
+
+    /// Kills the process by SIGKILL.
+    ///
+    /// # Panics
+    ///
+    /// When it was gone before.
+    pub async fn kill(mut self) {
+        self.process.start_kill().expect("it was gone before");
+        let _ = self.process.wait().await;
+    }
+
+    /// Waits until it has died by SIGKILL of its own.
+    ///
+    /// # Panics
+    ///
+    /// When it lives on or ends in another way.
+    pub async fn until_dead(mut self) {
+        use std::os::unix::process::ExitStatusExt as _;
+        let status = self.end().await;
+        assert_eq!(status.signal(), Some(9), "{status} after {:?}", self.said);
+    }
+
+    /// Lets it shut down gracefully; everything that it said.
+    ///
+    /// # Panics
+    ///
+    /// When it does not end well.
+    pub async fn stop(mut self) -> Vec<String> {
+        // The end of its input is the signal.
+        drop(self.input.take());
+        let status = self.end().await;
+        assert!(status.success(), "{status} after {:?}", self.said);
+        self.said
+    }
+
+    async fn end(&mut self) -> ExitStatus {
+        let ending = async {
+            while let Ok(Some(line)) = self.output.next_line().await {
+                self.said.push(line);
+            }
+            self.process.wait().await
+        };
+        tokio::time::timeout(PATIENCE, ending)
+            .await
+            .expect("it lives on")
+            .expect("no status")
+    }
+}

@@ -1,0 +1,241 @@
+//! A TCP proxy on loopback that fails on request, between an inbox and its server.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// COMMIT as PostgreSQL's simple query has it, and as its completion tag has it.
+const COMMIT: &[u8] = b"COMMIT\0";
+
+/// What the proxy does to the next COMMIT that passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtCommit {
+    /// Cuts the connection before the server has seen it: the server rolls back.
+    CutBefore,
+    /// Cuts the connection when the server has executed it, before the client sees the answer.
+    CutAfter,
+    /// Lets nothing of this connection through any more, from before the server has seen it.
+    FreezeBefore,
+    /// Lets nothing of this connection through any more, from after the server has executed it.
+    FreezeAfter,
+}
+
+/// The proxy. It goes, and every connection with it, when it is dropped.
+#[derive(Debug)]
+pub struct FaultProxy {
+    address: SocketAddr,
+    control: Arc<Control>,
+    listener: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Control {
+    plan: Mutex<Plan>,
+    /// Counts up when every open connection is to be cut.
+    cuts: watch::Sender<u64>,
+    /// Whether nothing gets through.
+    holding: watch::Sender<bool>,
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    at_commit: Vec<AtCommit>,
+    struck: usize,
+    refusing: bool,
+}
+
+impl Control {
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FaultProxy {
+    /// A proxy to the server at `target`.
+    ///
+    /// # Panics
+    ///
+    /// When there is no free port.
+    pub async fn to(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("no port");
+        let address = listener.local_addr().expect("no address");
+        let control = Arc::new(Control {
+            plan: Mutex::default(),
+            cuts: watch::Sender::new(0),
+            holding: watch::Sender::new(false),
+        });
+        let shared = Arc::clone(&control);
+        let listener = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                if !shared.plan().refusing {
+                    tokio::spawn(connection(client, target, Arc::clone(&shared)));
+                }
+            }
+        });
+        Self {
+            address,
+            control,
+            listener,
+        }
+    }
+
+    /// Where clients connect to.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Strikes at the next COMMITs, one after the other; later ones pass.
+    pub fn at_commits(&self, strikes: &[AtCommit]) {
+        self.control.plan().at_commit.extend(strikes);
+    }
+
+    /// How many COMMITs were struck.
+    #[must_use]
+    pub fn struck(&self) -> usize {
+        self.control.plan().struck
+    }
+
+    /// Cuts every connection and closes new ones at once, until [`accept`](Self::accept).
+    pub fn refuse(&self) {
+        self.control.plan().refusing = true;
+        self.cut();
+    }
+
+    /// Ends [`refuse`](Self::refuse).
+    pub fn accept(&self) {
+        self.control.plan().refusing = false;
+    }
+
+    /// Cuts every connection that is open now, frozen ones too.
+    pub fn cut(&self) {
+        self.control.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// Keeps everything back, on all connections, without closing any.
+    pub fn hold(&self) {
+        self.control.holding.send_replace(true);
+    }
+
+    /// Ends [`hold`](Self::hold): what was kept back goes on.
+    pub fn resume(&self) {
+        self.control.holding.send_replace(false);
+    }
+}
+
+impl Drop for FaultProxy {
+    fn drop(&mut self) {
+        self.listener.abort();
+        self.cut();
+    }
+}
+
+/// Copies both directions until one ends, the proxy cuts, or a strike says so.
+async fn connection(client: TcpStream, target: SocketAddr, control: Arc<Control>) {
+    let mut cuts = control.cuts.subscribe();
+    cuts.mark_unchanged();
+    let Ok(server) = TcpStream::connect(target).await else {
+        return;
+    };
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    // The strike that this connection's COMMIT met, for the direction of the answers.
+    let (met, meets) = watch::channel(None);
+    let requests = requests(from_client, to_server, &control, met);
+    let answers = answers(from_server, to_client, &control, meets);
+    tokio::select! {
+        _ = requests => {}
+        _ = answers => {}
+        _ = cuts.changed() => {}
+    }
+}
+
+async fn requests(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    control: &Control,
+    met: watch::Sender<Option<AtCommit>>,
+) -> std::io::Result<()> {
+    let mut held = control.holding.subscribe();
+    let mut commits = Finder::default();
+    let mut buffer = [0; 8192];
+    loop {
+        let n = from.read(&mut buffer).await?;
+        if n == 0 {
+            return Ok(());
+        }
+        let _ = held.wait_for(|holding| !holding).await;
+        if commits.complete_in(&buffer[..n]) {
+            let strike = {
+                let mut plan = control.plan();
+                let next = (!plan.at_commit.is_empty()).then(|| plan.at_commit.remove(0));
+                plan.struck += usize::from(next.is_some());
+                next
+            };
+            match strike {
+                Some(AtCommit::CutBefore) => return Ok(()),
+                Some(AtCommit::FreezeBefore) => freeze().await,
+                Some(after) => {
+                    met.send_replace(Some(after));
+                }
+                None => {}
+            }
+        }
+        to.write_all(&buffer[..n]).await?;
+    }
+}
+
+async fn answers(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    control: &Control,
+    met: watch::Receiver<Option<AtCommit>>,
+) -> std::io::Result<()> {
+    let mut held = control.holding.subscribe();
+    let mut commits = Finder::default();
+    let mut buffer = [0; 8192];
+    loop {
+        let n = from.read(&mut buffer).await?;
+        if n == 0 {
+            return Ok(());
+        }
+        let _ = held.wait_for(|holding| !holding).await;
+        let strike = *met.borrow();
+        if strike.is_some() {
+            // Nothing between the COMMIT and its completion reaches the client.
+            if commits.complete_in(&buffer[..n]) {
+                match strike {
+                    Some(AtCommit::FreezeAfter) => freeze().await,
+                    _ => return Ok(()),
+                }
+            }
+            continue;
+        }
+        to.write_all(&buffer[..n]).await?;
+    }
+}
+
+async fn freeze() {
+    // As a partition does: neither side hears anything. `FaultProxy::cut` ends it.
+    tokio::time::sleep(Duration::MAX).await;
+}
+
+/// Finds COMMIT in a stream, also where it arrives in pieces.
+#[derive(Default)]
+struct Finder(Vec<u8>);
+
+impl Finder {
+    fn complete_in(&mut self, bytes: &[u8]) -> bool {
+        self.0.extend_from_slice(bytes);
+        let found = self.0.windows(COMMIT.len()).any(|window| window == COMMIT);
+        let keep = if found { 0 } else { COMMIT.len() - 1 };
+        self.0.drain(..self.0.len().saturating_sub(keep));
+        found
+    }
+}

@@ -1,0 +1,262 @@
+//! A source that writes down what goes through it.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use async_trait::async_trait;
+use inbox_core::{
+    Assignment, Capabilities, Deliveries, Delivery, IdSource, Settle, SettleError, SettleToken,
+    Source, SourceError, Verdict,
+};
+
+/// What happened at a source, in order.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// The runtime tried to open it; whether that worked.
+    Opened(bool),
+    /// A delivery was taken.
+    Delivered {
+        /// The message.
+        id: String,
+        /// The broker's flag.
+        redelivered: bool,
+    },
+    /// A delivery was settled.
+    Settled {
+        /// The message.
+        id: String,
+        /// What was asked.
+        verdict: Verdict,
+        /// When it was asked.
+        at: Instant,
+        /// Whether the assignment took it.
+        done: bool,
+    },
+}
+
+/// The events of a [`Recorded`] source; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Record(Arc<Mutex<Vec<Event>>>);
+
+impl Record {
+    fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, event: Event) {
+        self.lock().push(event);
+    }
+
+    /// Everything so far.
+    #[must_use]
+    pub fn events(&self) -> Vec<Event> {
+        self.lock().clone()
+    }
+
+    /// Tries to open the source, and how many of them worked.
+    #[must_use]
+    pub fn opened(&self) -> (usize, usize) {
+        let events = self.lock();
+        let tries = events.iter().filter_map(|event| match event {
+            Event::Opened(done) => Some(*done),
+            _ => None,
+        });
+        tries.fold((0, 0), |(tries, done), worked| {
+            (tries + 1, done + usize::from(worked))
+        })
+    }
+
+    /// How often the message was delivered.
+    #[must_use]
+    pub fn deliveries(&self, message: &str) -> usize {
+        self.lock()
+            .iter()
+            .filter(|event| matches!(event, Event::Delivered { id, .. } if id == message))
+            .count()
+    }
+
+    /// The messages whose acks the assignment took, in order, and when.
+    #[must_use]
+    pub fn acks(&self) -> Vec<(String, Instant)> {
+        self.lock()
+            .iter()
+            .filter_map(|event| match event {
+                Event::Settled {
+                    id,
+                    verdict: Verdict::Ack,
+                    at,
+                    done: true,
+                } => Some((id.clone(), *at)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Settles that were not acks.
+    #[must_use]
+    pub fn hand_backs(&self) -> usize {
+        self.lock()
+            .iter()
+            .filter(
+                |event| matches!(event, Event::Settled { verdict, .. } if *verdict != Verdict::Ack),
+            )
+            .count()
+    }
+
+    /// The messages whose settle came too late for their assignment, in order.
+    #[must_use]
+    pub fn void_settles(&self) -> Vec<String> {
+        self.lock()
+            .iter()
+            .filter_map(|event| match event {
+                Event::Settled {
+                    id, done: false, ..
+                } => Some(id.clone()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The most deliveries that were unsettled at a time since the source was opened last.
+    #[must_use]
+    pub fn most_outstanding(&self) -> usize {
+        let (mut now, mut most) = (0_usize, 0);
+        for event in self.lock().iter() {
+            match event {
+                Event::Opened(_) => (now, most) = (0, 0),
+                Event::Delivered { .. } => now += 1,
+                Event::Settled { .. } => now = now.saturating_sub(1),
+            }
+            most = most.max(now);
+        }
+        most
+    }
+}
+
+/// A source whose events are recorded.
+#[derive(Debug)]
+pub struct Recorded<S> {
+    source: S,
+    record: Record,
+}
+
+impl<S: Source> Recorded<S> {
+    /// Records `source`.
+    #[must_use]
+    pub fn new(source: S) -> (Self, Record) {
+        let record = Record::default();
+        let recorded = Self {
+            source,
+            record: record.clone(),
+        };
+        (recorded, record)
+    }
+}
+
+#[async_trait]
+impl<S: Source> Source for Recorded<S> {
+    fn system(&self) -> &'static str {
+        self.source.system()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.source.capabilities()
+    }
+
+    fn id_sources(&self) -> Vec<IdSource> {
+        self.source.id_sources()
+    }
+
+    fn problems(&self) -> Vec<String> {
+        self.source.problems()
+    }
+
+    async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError> {
+        let opened = self.source.open(prefetch).await;
+        self.record.add(Event::Opened(opened.is_ok()));
+        let assignment = opened?;
+        let names = Arc::<Mutex<Vec<(u64, String)>>>::default();
+        Ok(Assignment {
+            deliveries: Box::new(RecordedDeliveries {
+                deliveries: assignment.deliveries,
+                names: Arc::clone(&names),
+                record: self.record.clone(),
+            }),
+            settle: Arc::new(RecordedSettle {
+                settle: assignment.settle,
+                names,
+                record: self.record.clone(),
+            }),
+        })
+    }
+}
+
+/// Which message a token belongs to.
+type Names = Arc<Mutex<Vec<(u64, String)>>>;
+
+struct RecordedDeliveries {
+    deliveries: Box<dyn Deliveries>,
+    names: Names,
+    record: Record,
+}
+
+#[async_trait]
+impl Deliveries for RecordedDeliveries {
+    async fn next(&mut self) -> Result<Option<Delivery>, SourceError> {
+        let next = self.deliveries.next().await?;
+        if let Some(delivery) = &next {
+            let id = delivery.envelope.id.clone().unwrap_or_default();
+            self.names
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push((delivery.token.number(), id.clone()));
+            self.record.add(Event::Delivered {
+                id,
+                redelivered: delivery.redelivered,
+            });
+        }
+        Ok(next)
+    }
+
+    async fn stop(&mut self) {
+        self.deliveries.stop().await;
+    }
+}
+
+struct RecordedSettle {
+    settle: Arc<dyn Settle>,
+    names: Names,
+    record: Record,
+}
+
+#[async_trait]
+impl Settle for RecordedSettle {
+    async fn settle(&self, verdicts: Vec<(SettleToken, Verdict)>) -> Vec<Result<(), SettleError>> {
+        let asked: Vec<_> = {
+            let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+            verdicts
+                .iter()
+                .map(|(token, verdict)| {
+                    let name = names.iter().find(|(number, _)| *number == token.number());
+                    let id = name.map(|(_, id)| id.clone()).unwrap_or_default();
+                    (id, *verdict, Instant::now())
+                })
+                .collect()
+        };
+        let answers = self.settle.settle(verdicts).await;
+        for ((id, verdict, at), answer) in asked.into_iter().zip(&answers) {
+            self.record.add(Event::Settled {
+                id,
+                verdict,
+                at,
+                done: answer.is_ok(),
+            });
+        }
+        answers
+    }
+
+    fn is_gone(&self) -> bool {
+        self.settle.is_gone()
+    }
+}
