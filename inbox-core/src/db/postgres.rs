@@ -26,6 +26,9 @@ const MIGRATIONS: migrations::Published = &[(
 /// How soon the server notices that the client of a running statement is gone.
 const CONNECTION_CHECK: &str = "500ms";
 
+/// Ends what a handler has left to its session and is no setting.
+const DROP_LEFTOVERS: &str = "CLOSE ALL; UNLISTEN *; DISCARD TEMP";
+
 executor_for_tx!(Postgres);
 
 impl super::sealed::Sealed for Postgres {}
@@ -141,9 +144,9 @@ impl InboxDatabase for Postgres {
             .idle_limit
             .map_or(options.idle_limit, |own| own.min(options.idle_limit));
         // The settings come before BEGIN and become part of the same transaction: whatever an earlier handler
-        // changed in this session is gone before the claim.
+        // changed in this session is gone before the claim. The rest would take a snapshot before BEGIN.
         format!(
-            "{settle}; BEGIN ISOLATION LEVEL {level} READ WRITE; SET LOCAL lock_timeout = {wait}; \
+            "{settle}; BEGIN ISOLATION LEVEL {level} READ WRITE; {DROP_LEFTOVERS}; SET LOCAL lock_timeout = {wait}; \
              SET LOCAL idle_in_transaction_session_timeout = {idle}",
             settle = statements.settle_session,
             level = options.isolation.as_sql(),
@@ -351,28 +354,28 @@ impl PostgresStatements {
         let attempts = qualified(tables.attempts_name());
         let key = "message_id = $1 AND consumer_name = $2";
 
-        let mut settle_session = restore(&effective.own_settings);
-        settle_session.push_str("; SET default_transaction_read_only = on");
+        let restored = restore(&effective.own_settings);
+        let mut settle_session = format!("{restored}; SET default_transaction_read_only = on");
         if checks_connection {
             let _ = write!(
                 settle_session,
                 "; SET client_connection_check_interval = '{CONNECTION_CHECK}'"
             );
         }
-        // Also what belongs to a session and is no setting: a handler may have taken advisory locks, made
-        // temporary tables, started to listen. Prepared statements stay, the driver knows them.
+        // Prepared statements stay, the driver knows them.
         let restore_session = format!(
-            "{}; CLOSE ALL; UNLISTEN *; SELECT pg_advisory_unlock_all(); DISCARD SEQUENCES; DISCARD TEMP",
-            restore(&effective.own_settings)
+            "{restored}; {DROP_LEFTOVERS}; SELECT pg_advisory_unlock_all(); DISCARD SEQUENCES"
         );
         Self {
             // The lock timeout is for the claim alone and ends with it (a duplicate ends the transaction).
+            // Advisory locks that a handler left to its session would stay for as long as the worker has work.
             claim: Statement::new(format!(
                 "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
                  VALUES ($1, $2, $3, $4, $5) ON CONFLICT (message_id, consumer_name) DO NOTHING \
                  RETURNING pg_current_xact_id()::xid::text, set_config('lock_timeout', '{lock_timeout}', true), \
                  (SELECT attempts FROM {attempts} WHERE {key}), \
-                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)",
+                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL), \
+                 pg_advisory_unlock_all()",
                 lock_timeout = effective.lock_timeout,
             )),
             // The handler may have made this commit asynchronous: the durability is stated here again.

@@ -56,6 +56,8 @@ pub struct SqliteGuard {
     fence: String,
     /// `busy_timeout` as the pool handed the session out, in milliseconds.
     busy_timeout: i64,
+    /// The temporary tables, views and triggers that the session had then.
+    temporary: Vec<(String, String)>,
 }
 
 impl InboxDatabase for Sqlite {
@@ -149,11 +151,8 @@ impl InboxDatabase for Sqlite {
         let busy_timeout: i64 = sqlx::query_scalar("PRAGMA busy_timeout")
             .fetch_one(&mut *conn)
             .await?;
-        set_busy_timeout(
-            conn,
-            i64::try_from(statements.claim_wait.as_millis()).unwrap_or(i64::MAX),
-        )
-        .await?;
+        set_busy_timeout(conn, milliseconds(statements.claim_wait)).await?;
+        let temporary = temporary(conn).await?;
         let armed = Arc::new(AtomicBool::new(false));
         let interrupted = Arc::new(AtomicBool::new(false));
         let mut handle = conn.lock_handle().await?;
@@ -170,6 +169,7 @@ impl InboxDatabase for Sqlite {
             interrupted,
             fence: String::new(),
             busy_timeout,
+            temporary,
         })
     }
 
@@ -183,6 +183,7 @@ impl InboxDatabase for Sqlite {
             handle.remove_commit_hook();
             handle.remove_progress_handler();
         }
+        drop_leftovers(conn, guard).await?;
         set_busy_timeout(conn, guard.busy_timeout).await
     }
 
@@ -190,10 +191,14 @@ impl InboxDatabase for Sqlite {
         guard.interrupted.store(true, Ordering::Release);
     }
 
-    fn begin_text(_statements: &SqliteStatements, _options: &TransactionOptions) -> String {
+    fn begin_text(_statements: &SqliteStatements, options: &TransactionOptions) -> String {
+        // A handler before may have changed how long this session waits.
         // IMMEDIATE: a transaction that starts as a reader and then writes can fail with SQLITE_BUSY_SNAPSHOT,
         // which no waiting helps.
-        "BEGIN IMMEDIATE".to_owned()
+        format!(
+            "PRAGMA busy_timeout = {}; BEGIN IMMEDIATE",
+            milliseconds(options.claim_wait)
+        )
     }
 
     async fn claim(
@@ -218,6 +223,10 @@ impl InboxDatabase for Sqlite {
             .bind(claim.key.consumer)
             .fetch_one(&mut *conn)
             .await?;
+        if history.try_get::<i64, _>(2)? != i64::try_from(guard.temporary.len()).unwrap_or(i64::MAX)
+        {
+            drop_leftovers(conn, guard).await?;
+        }
         // A name that no handler can have chosen: COMMIT and BEGIN, or a rollback, lose it.
         guard.fence = format!("inbox_fence_{:016x}", fastrand::u64(..));
         execute(conn, format!("SAVEPOINT {}", guard.fence)).await?;
@@ -393,7 +402,8 @@ impl SqliteStatements {
             )),
             history: Statement::new(format!(
                 "SELECT COALESCE((SELECT attempts FROM {attempts} WHERE {key}), 0), \
-                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
+                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL), \
+                 (SELECT count(*) {TEMPORARY})"
             )),
             payload_hash: Statement::new(format!(
                 "SELECT payload_hash FROM {processed} WHERE {key}"
@@ -426,6 +436,37 @@ async fn set_busy_timeout(
     milliseconds: i64,
 ) -> Result<(), sqlx::Error> {
     execute(conn, format!("PRAGMA busy_timeout = {milliseconds}")).await
+}
+
+/// Temporary tables, views and triggers; what SQLite makes for itself goes with them.
+const TEMPORARY: &str =
+    "FROM temp.sqlite_schema WHERE type <> 'index' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'";
+
+async fn temporary(conn: &mut SqliteConnection) -> Result<Vec<(String, String)>, sqlx::Error> {
+    let text = format!("SELECT type, name {TEMPORARY}");
+    sqlx::query_as(AssertSqlSafe(text)).fetch_all(conn).await
+}
+
+/// Drops the temporary objects that handlers left: they are found before the tables of their names.
+async fn drop_leftovers(
+    conn: &mut SqliteConnection,
+    guard: &SqliteGuard,
+) -> Result<(), sqlx::Error> {
+    for left in temporary(conn).await? {
+        if !guard.temporary.contains(&left) {
+            let (kind, name) = left;
+            execute(
+                conn,
+                format!("DROP {kind} IF EXISTS temp.{}", quoted(&name)),
+            )
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+fn milliseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Runs a text made of names and numbers of ours, unprepared.

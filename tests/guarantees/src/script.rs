@@ -5,8 +5,13 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use inbox_runtime::{HandlerError, InboxDatabase, MessageId, Tx};
-use sqlx::{AssertSqlSafe, Executor as _, Postgres, Row as _, Sqlite};
+use inbox_runtime::brokers::{Effect, MemoryBroker};
+use inbox_runtime::{
+    Handler, HandlerError, Inbox, InboxBuilder, InboxDatabase, MessageId, RetryPolicy, Tx, Verdict,
+};
+use sqlx::{AssertSqlSafe, Executor as _, Pool, Postgres, Row as _, Sqlite};
+
+use crate::{Running, all_acked, order};
 
 /// One thing that a handler does after it has billed its message.
 #[derive(Debug, Clone)]
@@ -185,5 +190,85 @@ impl ScriptDatabase for Sqlite {
         let rows = tx.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
         let text = rows.last().map(|row| row.try_get_unchecked::<String, _>(0));
         Ok(text.and_then(Result::ok).unwrap_or_default())
+    }
+}
+
+/// One worker whose handler follows a script.
+#[derive(Debug)]
+pub struct Stage {
+    /// Where the messages come from, in the queue `orders`.
+    pub broker: MemoryBroker,
+    /// What its handler does and saw.
+    pub script: Script,
+    running: Running,
+}
+
+impl Stage {
+    /// Starts it.
+    ///
+    /// # Panics
+    ///
+    /// When the configuration is refused.
+    pub async fn start<H: Handler>(
+        pool: &Pool<H::Db>,
+        script: Script,
+        handler: H,
+        configure: impl FnOnce(InboxBuilder<H::Db>) -> InboxBuilder<H::Db>,
+    ) -> Self {
+        let broker = MemoryBroker::new();
+        let builder = Inbox::builder(pool.clone())
+            .source("orders", broker.source("orders"))
+            .register(handler)
+            .state(script.clone())
+            .concurrency(1)
+            .retry(RetryPolicy::default().first_delay(Duration::from_millis(20)));
+        let inbox = configure(builder).build().await.expect("the inbox");
+        Self {
+            broker,
+            script,
+            running: Running::start(inbox),
+        }
+    }
+
+    /// Publishes a message.
+    pub fn publish(&self, id: &str) {
+        self.broker.publish("orders", order(id));
+    }
+
+    /// Publishes a message and waits until the broker has nothing left.
+    pub async fn deliver(&self, id: &str) {
+        self.publish(id);
+        all_acked(&self.broker).await;
+    }
+
+    /// How often a message was acked.
+    #[must_use]
+    pub fn acks(&self, id: &str) -> usize {
+        let verdicts = self.verdicts(id);
+        verdicts.iter().filter(|v| **v == Verdict::Ack).count()
+    }
+
+    /// How the deliveries of a message were settled, in order.
+    ///
+    /// # Panics
+    ///
+    /// When one was settled twice, or with a token of somebody else.
+    #[must_use]
+    pub fn verdicts(&self, id: &str) -> Vec<Verdict> {
+        let settled = self.broker.settled();
+        let of_it = settled
+            .iter()
+            .filter(|settled| settled.message_id.as_deref() == Some(id));
+        of_it
+            .map(|settled| {
+                assert_eq!(settled.effect, Effect::Done, "{settled:?}");
+                settled.verdict
+            })
+            .collect()
+    }
+
+    /// Stops it.
+    pub async fn stop(self) {
+        self.running.stop().await;
     }
 }

@@ -3,83 +3,57 @@
 
 use std::time::Duration;
 
-use inbox_guarantees::script::{Script, ScriptDatabase, Step, run, swallow};
+use inbox_guarantees::script::{Script, ScriptDatabase, Stage, Step, run, swallow};
 use inbox_guarantees::{
-    OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database,
-    order, unique,
+    OrderPlaced, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database, unique,
 };
-use inbox_runtime::brokers::{Effect, MemoryBroker};
-use inbox_runtime::{
-    Envelope, Handler, HandlerError, Inbox, MessageId, RetryPolicy, State, Tx, Verdict,
-    inbox_handler,
-};
+use inbox_runtime::{Envelope, Handler, HandlerError, MessageId, State, Tx, inbox_handler};
 
 const LATE: &str = "INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-2', 1, 'late')";
 
 /// What one worker made of m-1, and of m-2 behind it.
 struct Trial<Db: TestDatabase> {
     sandbox: Sandbox<Db>,
-    broker: MemoryBroker,
-    script: Script,
-    running: Option<Running>,
+    stage: Stage,
 }
 
 impl<Db: TestDatabase + ScriptDatabase> Trial<Db> {
     async fn start<H: Handler<Db = Db>>(sandbox: Sandbox<Db>, script: Script, handler: H) -> Self {
-        let broker = MemoryBroker::new();
-
-        let inbox = Inbox::builder(sandbox.pool.clone())
-            .source("orders", broker.source("orders"))
-            .register(handler)
-            .state(script.clone())
-            .concurrency(1)
-            .claim_wait(Duration::from_millis(300))
-            .retry(RetryPolicy::default().first_delay(Duration::from_millis(20)))
-            .build()
-            .await
-            .unwrap();
-        Self {
-            sandbox,
-            broker,
-            script,
-            running: Some(Running::start(inbox)),
-        }
+        let stage = Stage::start(&sandbox.pool, script, handler, |builder| {
+            builder.claim_wait(Duration::from_millis(300))
+        })
+        .await;
+        Self { sandbox, stage }
     }
 
     /// Delivers m-1, then m-2, until both are acked.
     async fn of<H: Handler<Db = Db>>(sandbox: Sandbox<Db>, script: Script, handler: H) -> Self {
         let trial = Self::start(sandbox, script, handler).await;
-        trial.broker.publish("orders", order("m-1"));
-        trial.broker.publish("orders", order("m-2"));
-        all_acked(&trial.broker).await;
+        trial.stage.publish("m-1");
+        trial.stage.deliver("m-2").await;
         trial
+    }
+
+    fn answers(&self) -> Vec<String> {
+        self.stage.script.answers("m-1")
+    }
+
+    fn runs(&self) -> usize {
+        self.stage.script.runs("m-1")
     }
 
     /// What holds whatever m-1 did: nothing was written behind the transaction's back, every delivery was
     /// settled once and m-1 acked once, and the worker goes on.
-    async fn common(&mut self) {
+    async fn common(self) {
+        assert_eq!(self.stage.acks("m-1"), 1);
+        assert_eq!(self.stage.acks("m-2"), 1);
         assert_eq!(
             self.sandbox.ledger_rows("late").await,
             0,
             "a write after the end of the transaction"
         );
         self.sandbox.assert_stored_once("m-2").await;
-        let settled = self.broker.settled();
-        assert!(
-            settled.iter().all(|settled| settled.effect == Effect::Done),
-            "{settled:?}"
-        );
-        self.running.take().unwrap().stop().await;
-    }
-
-    fn acks(&self, id: &str) -> usize {
-        let settled = self.broker.settled();
-        let of_it = settled
-            .iter()
-            .filter(|settled| settled.message_id.as_deref() == Some(id));
-        of_it
-            .filter(|settled| settled.verdict == Verdict::Ack)
-            .count()
+        self.stage.stop().await;
     }
 
     async fn only_dead_letter(&self, reason: &str, words: &[&str]) {
@@ -91,34 +65,33 @@ impl<Db: TestDatabase + ScriptDatabase> Trial<Db> {
     }
 
     /// m-1 became durable by its handler's doing.
-    async fn escaped(mut self, words: &[&str]) {
+    async fn escaped(self, words: &[&str]) {
         self.only_dead_letter("escaped", words).await;
         self.sandbox.assert_stored_once("m-1").await;
-        assert_eq!(self.script.runs("m-1"), 1, "what escaped was repeated");
-        assert_eq!(self.acks("m-1"), 1);
+        assert_eq!(self.runs(), 1, "what escaped was repeated");
+        assert_eq!(self.stage.acks("m-1"), 1);
         // Its redelivery is a duplicate and leaves the entry alone.
-        self.broker.publish("orders", order("m-1"));
-        all_acked(&self.broker).await;
+        self.stage.broker.clear_log();
+        self.stage.publish("m-1");
+        self.stage.deliver("m-2").await;
         self.only_dead_letter("escaped", words).await;
-        assert_eq!(self.script.runs("m-1"), 1, "what escaped was repeated");
+        assert_eq!(self.runs(), 1, "what escaped was repeated");
         self.common().await;
     }
 
     /// m-1 left nothing behind but its counted failures, and then its dead letter.
-    async fn refused(mut self, words: &[&str]) {
+    async fn refused(self, words: &[&str]) {
         self.only_dead_letter("attempts_exhausted", words).await;
         assert_eq!(self.sandbox.ledger_rows("m-1").await, 0);
         assert_eq!(self.sandbox.claims("m-1").await, 0);
-        assert_eq!(self.script.runs("m-1"), 2, "max_attempts is 2");
-        assert_eq!(self.acks("m-1"), 1);
+        assert_eq!(self.runs(), 2, "max_attempts is 2");
         self.common().await;
     }
 
-    async fn processed(mut self) {
+    async fn processed(self) {
         assert_eq!(self.sandbox.dead_letter_texts().await, [""; 0]);
         self.sandbox.assert_stored_once("m-1").await;
-        assert_eq!(self.script.runs("m-1"), 1);
-        assert_eq!(self.acks("m-1"), 1);
+        assert_eq!(self.runs(), 1);
         self.common().await;
     }
 }
@@ -185,7 +158,7 @@ on_each_database! {
     #[tokio::test(flavor = "multi_thread")]
     async fn no_write_slips_through_after_rollback() {
         let trial = of([swallow("ROLLBACK"), swallow(LATE)]).await;
-        assert_eq!(trial.script.answers("m-1"), [["", <Db as Prevention>::CODE]; 2].concat());
+        assert_eq!(trial.answers(), [["", <Db as Prevention>::CODE]; 2].concat());
         trial.refused(&[ENDED]).await;
     }
 
@@ -232,19 +205,18 @@ on_each_database! {
             "m-1",
             [swallow("ROLLBACK"), Step::Sleep(Duration::from_millis(400)), Step::Fail("lost")],
         );
-        let mut trial = Trial::start(sandbox, script, charge::handler()).await;
-        trial.broker.publish("orders", order("m-1"));
+        let trial = Trial::start(sandbox, script, charge::handler()).await;
+        trial.stage.publish("m-1");
         eventually("the rollback", || async {
-            !trial.script.answers("m-1").is_empty()
+            !trial.answers().is_empty()
         })
         .await;
         let elsewhere = "INSERT INTO inbox_processed_messages (message_id, consumer_name) VALUES ('m-1', 'billing'); \
                          INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-1', 100, 'm-1'); \
                          UPDATE accounts SET balance = balance + 100 WHERE id = 'acc-1'";
         Db::run(&trial.sandbox.pool, elsewhere).await;
-        trial.broker.publish("orders", order("m-2"));
-        all_acked(&trial.broker).await;
-        assert_eq!(trial.script.runs("m-1"), 1);
+        trial.stage.deliver("m-2").await;
+        assert_eq!(trial.runs(), 1);
         assert_eq!(trial.sandbox.dead_letter_texts().await, [""; 0]);
         trial.sandbox.assert_stored_once("m-1").await;
         trial.common().await;
@@ -272,14 +244,14 @@ mod on_postgres {
     #[tokio::test(flavor = "multi_thread")]
     async fn no_write_slips_through_after_commit() {
         let trial = of([run("COMMIT"), swallow(LATE)]).await;
-        assert_eq!(trial.script.answers("m-1"), ["", "error 25006"]);
+        assert_eq!(trial.answers(), ["", "error 25006"]);
         trial.escaped(&[ENDED]).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn commit_and_chain_is_told_and_what_follows_is_rolled_back() {
         let trial = of([run("COMMIT AND CHAIN"), run(LATE)]).await;
-        assert_eq!(trial.script.answers("m-1"), ["", ""]);
+        assert_eq!(trial.answers(), ["", ""]);
         trial.escaped(&[ENDED]).await;
     }
 
@@ -299,7 +271,7 @@ mod on_postgres {
             run("BEGIN"),
         ])
         .await;
-        assert_eq!(trial.script.answers("m-1")[2], "error 25006");
+        assert_eq!(trial.answers()[2], "error 25006");
         trial.escaped(&[ENDED]).await;
     }
 
@@ -367,19 +339,20 @@ mod on_postgres {
     async fn a_prepared_transaction_is_not_acked_while_its_end_is_open() {
         let name = unique("prepared");
         let script = Script::default().once("m-1", [run(format!("PREPARE TRANSACTION '{name}'"))]);
-        let mut trial = Trial::start(Postgres::fresh(4).await, script, charge::handler()).await;
-        trial.broker.publish("orders", order("m-1"));
+        let trial = Trial::start(Postgres::fresh(4).await, script, charge::handler()).await;
+        trial.stage.publish("m-1");
         eventually("a second try", || async {
-            trial.broker.settled().len() >= 2
+            trial.stage.broker.settled().len() >= 2
         })
         .await;
         // For another account: the row of the first one stays locked.
         let other = Envelope::new(r#"{"account":"acc-2","amount":100}"#);
         trial
+            .stage
             .broker
             .publish("orders", other.id("m-2").message_type("OrderPlaced"));
-        eventually("m-2", || async { trial.acks("m-2") == 1 }).await;
-        let acked_meanwhile = trial.acks("m-1");
+        eventually("m-2", || async { trial.stage.acks("m-2") == 1 }).await;
+        let acked_meanwhile = trial.stage.acks("m-1");
         let counted = trial.sandbox.attempts("m-1").await;
         let told = Postgres::texts(
             &trial.sandbox.pool,
@@ -387,11 +360,11 @@ mod on_postgres {
         )
         .await;
         Postgres::run(&trial.sandbox.pool, &format!("ROLLBACK PREPARED '{name}'")).await;
-        all_acked(&trial.broker).await;
+        all_acked(&trial.stage.broker).await;
         assert_eq!(acked_meanwhile, 0);
         assert_eq!(counted, 1, "waiting for a copy counts nothing");
         assert!(told.concat().contains("PREPARE TRANSACTION"), "{told:?}");
-        assert_eq!(trial.script.runs("m-1"), 2);
+        assert_eq!(trial.runs(), 2);
         trial.sandbox.assert_stored_once("m-1").await;
         assert_eq!(trial.sandbox.dead_letter_texts().await, [""; 0]);
         trial.common().await;
@@ -412,21 +385,21 @@ mod on_sqlite {
             "INSERT INTO accounts (id, balance) VALUES ('acc-1', 0)",
         )])
         .await;
-        assert_eq!(trial.script.answers("m-1"), ["error 1555"]);
+        assert_eq!(trial.answers(), ["error 1555"]);
         trial.processed().await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_commit_of_the_handler_is_refused() {
         let trial = of([swallow("COMMIT")]).await;
-        assert_eq!(trial.script.answers("m-1"), [BY_HOOK; 2]);
+        assert_eq!(trial.answers(), [BY_HOOK; 2]);
         trial.refused(&[ENDED]).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn no_write_slips_through_after_commit() {
         let trial = of([swallow("COMMIT"), swallow(LATE)]).await;
-        assert_eq!(trial.script.answers("m-1"), [BY_HOOK; 4]);
+        assert_eq!(trial.answers(), [BY_HOOK; 4]);
         trial.refused(&[ENDED]).await;
     }
 
@@ -439,10 +412,7 @@ mod on_sqlite {
             swallow("COMMIT"),
         ];
         let trial = of(steps).await;
-        assert_eq!(
-            trial.script.answers("m-1"),
-            [[BY_HOOK, "", "", BY_HOOK]; 2].concat()
-        );
+        assert_eq!(trial.answers(), [[BY_HOOK, "", "", BY_HOOK]; 2].concat());
         trial.refused(&[ENDED]).await;
     }
 
@@ -485,10 +455,7 @@ mod on_sqlite {
             swallow(LATE),
         ];
         let trial = of(steps).await;
-        assert_eq!(
-            trial.script.answers("m-1"),
-            [["error 1555", BY_HOOK]; 2].concat()
-        );
+        assert_eq!(trial.answers(), [["error 1555", BY_HOOK]; 2].concat());
         trial.refused(&[ENDED]).await;
     }
 
@@ -501,10 +468,7 @@ mod on_sqlite {
         let poison = "INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-1', 1, 'poison')";
         let script = Script::default().always("m-1", [swallow(poison), swallow(LATE)]);
         let trial = Trial::of(sandbox, script, charge::handler()).await;
-        assert_eq!(
-            trial.script.answers("m-1"),
-            [["error 1811", BY_HOOK]; 2].concat()
-        );
+        assert_eq!(trial.answers(), [["error 1811", BY_HOOK]; 2].concat());
         trial.refused(&[ENDED]).await;
     }
 
