@@ -48,6 +48,8 @@ pub async fn migrate_tables<Db: InboxDatabase>(
     // Names first: no statement is sent with a name that was not checked.
     tables.check()?;
     let mut conn = pool.acquire().await?;
+    // The migrator's lock belongs to the session; an error or a dropped future would leave it to the pool.
+    conn.close_on_drop();
     Db::migrate(&mut conn, tables).await
 }
 

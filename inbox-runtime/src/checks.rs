@@ -105,6 +105,12 @@ pub(crate) fn sources(sources: &[SourceFacts], specs: &[HandlerSpec]) -> Vec<Str
         if name.trim().is_empty() {
             problems.push("a source has an empty name".to_owned());
         }
+        if name.contains(char::is_control) {
+            problems.push(format!(
+                "the source name {name:?} has a control character, which not every database can store with a dead \
+                 letter"
+            ));
+        }
         if !seen.insert(name) {
             problems.push(format!("two sources are named `{name}`; names are stored with dead letters, so give each its own"));
         }

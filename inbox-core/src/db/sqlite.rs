@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
-use sqlx::{AssertSqlSafe, Executor as _, Row as _, Sqlite};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Row as _, Sqlite};
 use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
@@ -75,9 +75,12 @@ impl InboxDatabase for Sqlite {
                 schema: schema.to_owned(),
             });
         }
+        // The migrator takes no lock here: another process could migrate between its look and its statements.
+        let mut tx = conn.begin_with("BEGIN IMMEDIATE").await?;
         migrations::migrator(MIGRATIONS, tables, None)
-            .run_direct(None, conn, false)
+            .run_direct(None, &mut *tx, false)
             .await?;
+        tx.commit().await?;
         Ok(())
     }
 
