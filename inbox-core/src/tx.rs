@@ -127,7 +127,9 @@ impl<Db: InboxDatabase> Drop for Tx<Db> {
     fn drop(&mut self) {
         match self.on_drop {
             OnDrop::RollBack => {
-                if Db::TransactionManager::get_transaction_depth(&self.conn) > 0 {
+                // Once per level: savepoints can be open that were forgotten. Counted first, because not every
+                // driver counts down at once.
+                for _ in 0..Db::TransactionManager::get_transaction_depth(&self.conn) {
                     Db::TransactionManager::start_rollback(&mut self.conn);
                 }
             }
