@@ -135,16 +135,22 @@ impl<'a> DeadLetter<'a> {
     }
 
     /// The key under which a second copy of the same entry reopens it instead of adding one: source, consumer,
-    /// id (or, without one, the payload alone) and payload.
+    /// payload, and the id. A message without the id that its consumer needs may still have one in the broker's
+    /// property, which tells it from others; with neither, the payload alone does.
     #[must_use]
     pub fn entry_key(&self) -> Vec<u8> {
         let mut hash = Sha256::new();
         let payload = PayloadHash::of(&self.envelope.payload);
+        let (kind, id): (&[u8], &str) = match (self.id, self.envelope.id.as_deref()) {
+            (Some(id), _) => (b"id", id),
+            (None, Some(property)) => (b"property", property),
+            (None, None) => (b"", ""),
+        };
         let parts: [&[u8]; 5] = [
             self.source.as_bytes(),
             self.consumer.unwrap_or_default().as_bytes(),
-            if self.id.is_some() { b"id" } else { b"" },
-            self.id.unwrap_or_default().as_bytes(),
+            kind,
+            id.as_bytes(),
             payload.as_bytes(),
         ];
         for part in parts {
@@ -259,9 +265,18 @@ mod tests {
             letter.entry_key()
         };
         let other = Envelope::new("other");
+        let named = Envelope::new("body").id("m-1");
         assert_eq!(base.entry_key(), with(&|l| l.attempts = 7));
         assert_ne!(base.entry_key(), with(&|l| l.id = Some("")));
         assert_ne!(base.entry_key(), with(&|l| l.consumer = Some("billing")));
+        assert_ne!(
+            base.entry_key(),
+            DeadLetter {
+                envelope: &named,
+                ..base.clone()
+            }
+            .entry_key()
+        );
         assert_ne!(
             base.entry_key(),
             DeadLetter {
