@@ -1,0 +1,164 @@
+//! A shutdown, orderly or not, leaves nothing half done.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use inbox_guarantees::{
+    OrderPlaced, Running, TestDatabase, all_acked, bill, eventually, on_each_database, order,
+    workers,
+};
+use inbox_runtime::brokers::MemoryBroker;
+use inbox_runtime::{HandlerError, Inbox, MessageId, State, Tx, Verdict, inbox_handler};
+
+/// How long a handler takes, and how many have started.
+#[derive(Clone)]
+struct Slowness {
+    takes: Duration,
+    started: Arc<AtomicUsize>,
+}
+
+impl Slowness {
+    fn of(takes: Duration) -> Self {
+        Self {
+            takes,
+            started: Arc::default(),
+        }
+    }
+
+    fn started(&self) -> usize {
+        self.started.load(Ordering::SeqCst)
+    }
+}
+
+const PREFETCHED: usize = 20;
+
+on_each_database! {
+    #[inbox_handler(consumer = "billing", timeout = "5m")]
+    async fn charge(order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId, State(slowness): State<Slowness>) -> Result<(), HandlerError> {
+        // Before the work: the others wait for the first one's row lock, and are cut off in a statement.
+        slowness.started.fetch_add(1, Ordering::SeqCst);
+        bill!(Db, order, id, tx);
+        if !slowness.takes.is_zero() {
+            tokio::time::sleep(slowness.takes).await;
+        }
+        Ok(())
+    }
+
+    /// Starts an inbox, fills its hands, and stops it.
+    async fn stopped_with(takes: Duration, grace: Duration) -> (inbox_guarantees::Sandbox<Db>, MemoryBroker, inbox_runtime::Stopped, Slowness, Duration) {
+        let sandbox = Db::fresh(10).await;
+        let broker = MemoryBroker::new();
+        let slowness = Slowness::of(takes);
+        let running_at_once = workers::<Db>(3);
+        let inbox = Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders"))
+            .register(charge::handler())
+            .state(slowness.clone())
+            .concurrency(running_at_once)
+            .prefetch(running_at_once + PREFETCHED)
+            .grace(grace)
+            .build()
+            .await
+            .unwrap();
+        for number in 0..running_at_once + PREFETCHED {
+            broker.publish("orders", order(&format!("m-{number}")));
+        }
+        // One more, which stays with the broker.
+        broker.publish("orders", order("later"));
+        let running = Running::start(inbox);
+        eventually("all hands full", || async {
+            slowness.started() == running_at_once
+                && broker.queue_state("orders").outstanding == running_at_once + PREFETCHED
+        })
+        .await;
+        let asked = Instant::now();
+        let stopped = running.stop().await;
+        (sandbox, broker, stopped, slowness, asked.elapsed())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn running_handlers_finish_within_the_grace_and_the_prefetched_go_back() {
+        let (sandbox, broker, stopped, slowness, _) = stopped_with(Duration::from_millis(700), Duration::from_secs(30)).await;
+        let running_at_once = workers::<Db>(3);
+        assert_eq!(slowness.started(), running_at_once, "no new handler starts");
+        assert_eq!(stopped.cut_off, 0);
+        assert_eq!(stopped.handed_back, PREFETCHED);
+        let settled = broker.settled();
+        let acked = settled.iter().filter(|s| s.verdict == Verdict::Ack).count();
+        assert_eq!((acked, settled.len()), (running_at_once, running_at_once + PREFETCHED));
+        assert_eq!(sandbox.ledger_total().await, acked as i64);
+        assert_eq!(sandbox.claims_total().await, acked as i64);
+        assert_eq!(broker.queue_state("orders").ready, PREFETCHED + 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn handlers_that_outlast_the_grace_are_cut_off_and_leave_nothing() {
+        let grace = Duration::from_secs(1);
+        let (sandbox, broker, stopped, slowness, took) = stopped_with(Duration::from_secs(60), grace).await;
+        let running_at_once = workers::<Db>(3);
+        assert_eq!(slowness.started(), running_at_once, "no new handler starts");
+        assert_eq!(stopped.cut_off, running_at_once);
+        assert_eq!(stopped.handed_back, PREFETCHED);
+        assert!(took >= grace && took < grace + Duration::from_secs(5), "{took:?}");
+        assert!(broker.settled().iter().all(|s| s.verdict != Verdict::Ack));
+        assert_eq!(sandbox.ledger_total().await, 0);
+        assert_eq!(sandbox.claims_total().await, 0);
+        assert_eq!(sandbox.balance("acc-1").await, 0);
+        assert_eq!(Db::number(&sandbox.pool, "SELECT count(*) FROM inbox_attempts").await, 0, "it counts nothing");
+        assert_eq!(broker.queue_state("orders").ready, running_at_once + PREFETCHED + 1, "all of it comes again");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn dropping_run_until_anywhere_leaves_no_open_transaction_and_no_half_work() {
+        let sandbox = Db::fresh(10).await;
+        let broker = MemoryBroker::new();
+        let rounds: u64 = 200;
+        for round in 0..rounds {
+            let inbox = Inbox::builder(sandbox.pool.clone())
+                .source("orders", broker.source("orders"))
+                .register(charge::handler())
+                .state(Slowness::of(Duration::ZERO))
+                .concurrency(workers::<Db>(3))
+                .build()
+                .await
+                .unwrap();
+            for number in 0..4 {
+                broker.publish("orders", order(&format!("m-{round}-{number}")));
+            }
+            let running = tokio::spawn(inbox.run_until(pending()));
+            // From "before the first statement" to "when all is done", in uneven steps.
+            tokio::time::sleep(Duration::from_micros(round * 7919 % 12_000)).await;
+            running.abort();
+            let _ = running.await;
+            if round % 3 == 0 {
+                // Not always: the next round's workers also meet the last one's.
+                eventually("the workers gone", || async { broker.queue_state("orders").outstanding == 0 }).await;
+            }
+        }
+        eventually("the last workers gone", || async { broker.queue_state("orders").outstanding == 0 }).await;
+        // An ack follows a commit, and what is not acked is with the broker.
+        let acked = broker.settled().iter().filter(|s| s.verdict == Verdict::Ack).count();
+        assert!(sandbox.ledger_total().await >= acked as i64);
+        assert_eq!(sandbox.claims_total().await, sandbox.ledger_total().await);
+        Db::assert_clean(&sandbox.pool).await;
+
+        let inbox = Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders"))
+            .register(charge::handler())
+            .state(Slowness::of(Duration::ZERO))
+            .build()
+            .await
+            .unwrap();
+        let running = Running::start(inbox);
+        all_acked(&broker).await;
+        running.stop().await;
+        assert_eq!(sandbox.ledger_total().await, 4 * rounds as i64);
+        assert_eq!(sandbox.claims_total().await, 4 * rounds as i64);
+        assert_eq!(sandbox.balance("acc-1").await, 400 * rounds as i64);
+        assert!(sandbox.dead_letters().await.is_empty());
+        assert_eq!(Db::number(&sandbox.pool, "SELECT count(*) FROM inbox_attempts").await, 0);
+        Db::assert_clean(&sandbox.pool).await;
+    }
+}
