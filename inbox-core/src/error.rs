@@ -208,6 +208,18 @@ pub enum CallError {
     Handler(HandlerError),
 }
 
+/// What a handler may fail with: everything that converts into [`BoxError`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be a handler error",
+    label = "not a handler error",
+    note = "implement `std::error::Error` for it, or return `HandlerError`",
+    note = "a boxed error must be `Box<dyn Error + Send + Sync>`"
+)]
+pub trait IntoHandlerError: Into<BoxError> {}
+
+#[diagnostic::do_not_recommend]
+impl<E: Into<BoxError>> IntoHandlerError for E {}
+
 /// What an inbox handler may return: `Result<(), E>` for any error that converts into [`BoxError`].
 #[diagnostic::on_unimplemented(
     message = "an inbox handler must return `Result<(), E>`, found `{Self}`",
@@ -224,8 +236,7 @@ pub trait HandlerOutcome {
     fn into_outcome(self) -> Result<(), CallError>;
 }
 
-#[diagnostic::do_not_recommend]
-impl<E: Into<BoxError>> HandlerOutcome for Result<(), E> {
+impl<E: IntoHandlerError> HandlerOutcome for Result<(), E> {
     fn into_outcome(self) -> Result<(), CallError> {
         self.map_err(|error| CallError::Handler(HandlerError::from_returned(error.into())))
     }

@@ -39,9 +39,12 @@ pub use db::{
 pub use dead_letter::{DeadLetter, DeadLetterReason, FailureText};
 pub use delivery::Delivery;
 pub use envelope::{Envelope, Headers};
-pub use error::{BoxError, CallError, DecodeError, ExtractError, HandlerError, HandlerOutcome};
+pub use error::{
+    BoxError, CallError, DecodeError, ExtractError, HandlerError, HandlerOutcome, IntoHandlerError,
+};
 pub use extract::{
-    Attempt, FromDelivery, IdempotencyKey, Requirements, State, StateMap, StateRequirement,
+    Attempt, FromDelivery, IdempotencyKey, Requirements, SharedState, State, StateMap,
+    StateRequirement,
 };
 pub use handler::{DedupKey, Handler, HandlerFuture, HandlerSpec, Isolation};
 pub use identity::{

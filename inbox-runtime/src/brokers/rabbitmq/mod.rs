@@ -5,6 +5,7 @@ mod message;
 mod publisher;
 mod source;
 mod topology;
+mod wire;
 
 use std::fmt;
 use std::time::Duration;
@@ -153,14 +154,13 @@ impl RabbitMq {
             .connection_timeout
             .map_or(CONNECT_LIMIT, Duration::from_millis);
         let encrypted = address.scheme == lapin::uri::AMQPScheme::AMQPS;
-        let runtime = lapin::runtime::default_runtime()
-            .map_err(|error| SourceError::caused("the AMQP client has no tokio runtime", error))?;
         let connecting = Connection::connector(
             address,
-            runtime,
+            wire::runtime(),
             // The client itself would wait for a silent host as long as the operating system does.
-            async move |address, runtime| {
+            async move |address, _| {
                 let tls = OwnedTLSConfig::default();
+                let runtime = async_rs::Runtime::tokio_current();
                 let stream = address.connect_with_config_async(tls.as_ref(), &runtime);
                 match tokio::time::timeout(limit, stream).await {
                     // Built without TLS, the client takes `amqps` for `amqp` and would send the password in the
@@ -168,7 +168,8 @@ impl RabbitMq {
                     Ok(Ok(AsyncTcpStream::Plain(_))) if encrypted => {
                         Err(std::io::Error::other("the AMQP client is built without TLS").into())
                     }
-                    Ok(stream) => Ok(stream?),
+                    // Above the encryption, where the frames are.
+                    Ok(stream) => Ok(AsyncTcpStream::Plain(wire::Guarded::new(stream?))),
                     Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
                 }
             },
@@ -255,11 +256,6 @@ fn reason(error: &lapin::Error) -> String {
         ErrorKind::ProtocolError(error) if !error.get_message().as_str().is_empty() => {
             error.get_message().to_string()
         }
-        // The client parses a whole frame or nothing, and gives the connection up when it cannot.
-        ErrorKind::ParsingError(_) => format!(
-            "{error}; one of the next messages may have a property or header name that is not UTF-8, which the AMQP \
-             client cannot read: find it in the management pages and move it away"
-        ),
         _ => error.to_string(),
     }
 }

@@ -33,10 +33,9 @@ const SET_UP_LIMIT: Duration = Duration::from_secs(30);
 /// # What it cannot do
 ///
 /// RabbitMQ has no delays, so the runtime holds what shall wait; see
-/// [`settle_window`](RabbitMqSource::settle_window). The AMQP client cannot read a property or a header name
-/// that is not UTF-8: such a message ends the connection, each time it is delivered, until it is moved away.
-/// Headers nested hundreds of levels deep exhaust its stack, which ends the process; take messages from
-/// producers that you trust as far as that.
+/// [`settle_window`](RabbitMqSource::settle_window). Properties and header names are UTF-8 to AMQP: a `message-id`
+/// that is not arrives as U+0000 and is refused as an id, elsewhere a `?` stands for what is not text. What is
+/// nested deeper than 64 levels arrives as its bytes.
 #[derive(Debug, Clone)]
 pub struct RabbitMqSource {
     broker: RabbitMq,
