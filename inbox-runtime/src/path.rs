@@ -509,9 +509,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             _ => {}
         }
         if failure.reason == DeadLetterReason::Rejected {
-            return self
-                .keep(session, attempt, &failure, won.attempts.saturating_add(1))
-                .await;
+            return self.keep(session, attempt, &failure, won.attempts).await;
         }
         let recorded = async {
             session.begin(&self.shared.begin).await?;
@@ -585,21 +583,30 @@ impl<Db: InboxDatabase> Worker<Db> {
         failure: &Failure,
         attempts: u32,
     ) -> Ending {
-        let letter = letter(attempt, failure, attempts);
         let stored = async {
+            let mut attempts = attempts;
+            if failure.reason != DeadLetterReason::AttemptsExhausted {
+                // The verdict came without a count, and a dead letter has at least one: by it the next claim
+                // knows that there is something to look for.
+                let record = session.record_failure(attempt.key(), &failure.text).await?;
+                attempts = record.attempts;
+            }
+            let letter = letter(attempt, failure, attempts);
             session.store_dead_letter(&letter).await?;
-            session.withdraw_claim(attempt.key()).await
+            session.withdraw_claim(attempt.key()).await?;
+            Ok(attempts)
         };
-        if let Err(fault) = limited(STATEMENT_LIMIT, "storing the dead letter", stored).await {
-            return uncounted("storing the dead letter", &fault);
-        }
+        let attempts = match limited(STATEMENT_LIMIT, "storing the dead letter", stored).await {
+            Ok(attempts) => attempts,
+            Err(fault) => return uncounted("storing the dead letter", &fault),
+        };
         match self.shared.commit(&mut session).await {
             Committed::Yes => {
                 self.session = Some(session);
                 if failure.reason == DeadLetterReason::AttemptsExhausted {
                     attempt.registered.note_exhausted();
                 }
-                report_dead(&letter);
+                report_dead(&letter(attempt, failure, attempts));
                 Ending::Done(Outcome::Dead)
             }
             Committed::No(error) => uncounted("storing the dead letter", &Fault::Database(error)),

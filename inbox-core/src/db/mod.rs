@@ -248,7 +248,8 @@ pub enum Claimed {
     Won {
         /// Failures counted so far.
         attempts: u32,
-        /// Whether an open dead letter of this consumer holds the message.
+        /// Whether an open dead letter of this consumer holds the message. Only a message with counted failures
+        /// can have one: whoever keeps a dead letter under a claim counts the failure that made it one.
         dead: bool,
         /// What [`InboxDatabase::trace`] recognises this transaction by.
         mark: Option<String>,

@@ -37,6 +37,7 @@ impl super::sealed::Sealed for Postgres {}
 #[derive(Debug)]
 pub struct PostgresStatements {
     claim: Statement,
+    is_dead: Statement,
     fence: Statement,
     payload_hash: Statement,
     trace: Statement,
@@ -167,15 +168,23 @@ impl InboxDatabase for Postgres {
             .bind(claim.message_type.as_deref())
             .bind(claim.correlation_id.as_deref())
             .bind(claim.payload_hash.as_bytes())
-            .fetch_optional(conn)
+            .fetch_optional(&mut *conn)
             .await?;
         let Some(row) = row else {
             return Ok(Claimed::Duplicate);
         };
+        let attempts = count(row.try_get::<Option<i32>, _>(2)?);
+        // A dead letter that was kept under a claim has a counted failure: new messages are spared the look.
+        let dead = attempts > 0
+            && sqlx::query_scalar(statements.is_dead.text())
+                .bind(claim.key.message_id)
+                .bind(claim.key.consumer)
+                .fetch_one(conn)
+                .await?;
         Ok(Claimed::Won {
+            attempts,
+            dead,
             mark: row.try_get(0)?,
-            attempts: count(row.try_get::<Option<i32>, _>(2)?),
-            dead: row.try_get(3)?,
         })
     }
 
@@ -354,7 +363,7 @@ impl PostgresStatements {
         let attempts = qualified(tables.attempts_name());
         let key = "message_id = $1 AND consumer_name = $2";
 
-        let restored = restore(&effective.own_settings);
+        let restored = restore(effective);
         let mut settle_session = format!("{restored}; SET default_transaction_read_only = on");
         if checks_connection {
             let _ = write!(
@@ -373,10 +382,11 @@ impl PostgresStatements {
                 "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
                  VALUES ($1, $2, $3, $4, $5) ON CONFLICT (message_id, consumer_name) DO NOTHING \
                  RETURNING pg_current_xact_id()::xid::text, set_config('lock_timeout', '{lock_timeout}', true), \
-                 (SELECT attempts FROM {attempts} WHERE {key}), \
-                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL), \
-                 pg_advisory_unlock_all()",
+                 (SELECT attempts FROM {attempts} WHERE {key}), pg_advisory_unlock_all()",
                 lock_timeout = effective.lock_timeout,
+            )),
+            is_dead: Statement::new(format!(
+                "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
             )),
             // The handler may have made this commit asynchronous: the durability is stated here again.
             fence: Statement::new(format!(
@@ -423,8 +433,15 @@ async fn settle(
 }
 
 /// Brings settings and role back to what they were when the pool handed the session out.
-fn restore(own_settings: &str) -> String {
-    format!("RESET ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE{own_settings}")
+///
+/// Only a superuser can have changed the user of its session, and looking users up costs.
+fn restore(effective: &Effective) -> String {
+    let user = if effective.is_superuser {
+        "SET SESSION AUTHORIZATION DEFAULT; "
+    } else {
+        ""
+    };
+    format!("RESET ALL; {user}RESET ROLE{}", effective.own_settings)
 }
 
 /// The settings of a session as the pool hands it out.
@@ -437,6 +454,7 @@ struct Effective {
     in_recovery: bool,
     version: i64,
     encoding: String,
+    is_superuser: bool,
     /// `; SET a = b; ..` for what the application's pool sets on its sessions.
     own_settings: String,
 }
@@ -447,7 +465,8 @@ impl Effective {
             "SELECT current_setting('synchronous_commit'), current_setting('fsync'), current_setting('lock_timeout'), \
              (SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'), \
              current_setting('max_prepared_transactions')::bigint, pg_is_in_recovery(), \
-             current_setting('server_version_num')::bigint, current_setting('role'), current_setting('server_encoding')",
+             current_setting('server_version_num')::bigint, current_setting('role'), current_setting('server_encoding'), \
+             (SELECT rolsuper FROM pg_roles WHERE rolname = session_user)",
         )
         .fetch_one(&mut *conn)
         .await?;
@@ -491,6 +510,7 @@ impl Effective {
             in_recovery: row.try_get(5)?,
             version: row.try_get(6)?,
             encoding: row.try_get(8)?,
+            is_superuser: row.try_get(9)?,
             own_settings,
         })
     }
