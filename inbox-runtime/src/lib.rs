@@ -94,3 +94,8 @@ pub use inbox_core::{
 
 #[doc(inline)]
 pub use inbox_macros::inbox_handler_runtime as inbox_handler;
+
+/// The example of the README compiles.
+#[cfg(all(doctest, feature = "postgres", feature = "rabbitmq"))]
+#[doc = include_str!("../../README.md")]
+mod readme {}
