@@ -3,6 +3,8 @@
 //!
 //! Servers come from the environment (`tests/run` starts them). A missing one is a failure, never a skip.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // What goes wrong here has to fail the test.
+
 pub mod child;
 pub mod proxy;
 pub mod rabbitmq;

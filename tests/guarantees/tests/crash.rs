@@ -1,5 +1,7 @@
 //! A process that is killed at any point of the path leaves the effect stored once (case C08).
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // What goes wrong here has to fail the test.
+
 use std::time::Duration;
 
 use inbox_guarantees::child::{Consumer, Orders, number};

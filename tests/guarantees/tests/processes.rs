@@ -1,5 +1,7 @@
 //! Copies of one message in several processes (cases C03 and C04 across processes).
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // What goes wrong here has to fail the test.
+
 use inbox_guarantees::child::{Consumer, Orders, number};
 use inbox_guarantees::rabbitmq::TestQueue;
 use inbox_guarantees::{Sandbox, TestDatabase, environment, on_each_database, order, unique};

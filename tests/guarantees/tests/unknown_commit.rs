@@ -1,6 +1,8 @@
 //! A COMMIT whose answer does not come back is neither success nor failure: nothing is acked on it and nothing
 //! is counted, and the redelivery's claim finds out (corners K6 and K7).
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // What goes wrong here has to fail the test.
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +15,7 @@ use inbox_guarantees::{
 };
 use inbox_runtime::brokers::{Effect, MemoryBroker};
 use inbox_runtime::{
-    HandlerError, Inbox, InboxBuilder, MessageId, State, Tx, Verdict, inbox_handler,
+    Attempt, HandlerError, Inbox, InboxBuilder, MessageId, State, Tx, Verdict, inbox_handler,
 };
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgPool, Postgres};
@@ -33,7 +35,12 @@ async fn charge(
     tx: &mut Tx<Postgres>,
     id: MessageId,
     State(entered): State<Entered>,
+    Attempt(attempt): Attempt,
 ) -> Result<(), HandlerError> {
+    // A count that the success forgets again would have been one all the same.
+    if attempt != 1 {
+        return Err(HandlerError::reject("the unknown outcome was counted"));
+    }
     entered.0.fetch_add(1, Ordering::SeqCst);
     bill!(Postgres, order, id, tx);
     if id.as_str().starts_with("rejected") {
@@ -64,6 +71,13 @@ fn builder(pool: PgPool, broker: &MemoryBroker, entered: &Entered) -> InboxBuild
         .concurrency(1)
         .claim_wait(Duration::from_millis(300))
         .commit_wait(Duration::from_secs(1))
+}
+
+/// Waits for that many settles.
+async fn settled(broker: &MemoryBroker, count: u64) {
+    tokio::time::timeout(Duration::from_secs(30), broker.until_settled(count))
+        .await
+        .unwrap_or_else(|_| panic!("not {count} settles: {:?}", broker.settled()));
 }
 
 fn acks(broker: &MemoryBroker) -> usize {
@@ -103,7 +117,7 @@ async fn a_connection_cut_before_commit_is_executed_is_not_acked_and_the_effect_
     broker.publish("orders", order("m-1"));
     let running = Running::start(inbox);
 
-    broker.until_settled(1).await;
+    settled(&broker, 1).await;
     assert_eq!(proxy.struck(), 1);
     assert_eq!(acks(&broker), 0);
     all_acked(&broker).await;
@@ -125,7 +139,7 @@ async fn a_connection_cut_after_commit_was_executed_is_not_acked_and_the_redeliv
     broker.publish("orders", order("m-1"));
     let running = Running::start(inbox);
 
-    broker.until_settled(1).await;
+    settled(&broker, 1).await;
     assert_eq!(proxy.struck(), 1);
     assert_eq!(acks(&broker), 0, "the runtime cannot know yet");
     sandbox.assert_stored_once("m-1").await;
@@ -193,7 +207,7 @@ async fn while_a_cut_off_commit_holds_the_claim_its_redelivery_is_neither_acked_
     broker.publish("orders", order("m-1"));
     let running = Running::start(inbox);
     // Unknown, and then twice in work elsewhere.
-    broker.until_settled(3).await;
+    settled(&broker, 3).await;
     assert_eq!(acks(&broker), 0);
     assert_eq!(entered.times(), 1);
     assert_eq!(sandbox.claims("m-1").await, 0);
@@ -256,7 +270,7 @@ async fn a_commit_that_waits_for_a_missing_standby_is_not_acked_before_it_ends()
     })
     .await;
     // The unknown outcome, and then twice a copy in work elsewhere: the server's session still holds the claim.
-    broker.until_settled(3).await;
+    settled(&broker, 3).await;
     assert_eq!(acks(&broker), 0, "{:?}", broker.settled());
     assert_eq!(entered.times(), 1);
 
