@@ -24,6 +24,8 @@ pub enum DeadLetterReason {
     /// Its handler ended the runtime's transaction and made its claim durable: whether the effect is complete
     /// is for a person to decide. The claim stays.
     Escaped,
+    /// Another message under its id, with another payload, is an open dead letter of its consumer.
+    Held,
 }
 
 impl DeadLetterReason {
@@ -37,6 +39,7 @@ impl DeadLetterReason {
             Self::AttemptsExhausted => "attempts_exhausted",
             Self::Rejected => "rejected",
             Self::Escaped => "escaped",
+            Self::Held => "held",
         }
     }
 }
@@ -45,6 +48,15 @@ impl fmt::Display for DeadLetterReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
+}
+
+/// What happens to the entry that a dead letter already has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExistingEntry {
+    /// The message failed again: the entry is open again, with the latest failure.
+    Reopen,
+    /// The message came again and was not tried: the entry stays as it is.
+    Leave,
 }
 
 /// A failure's text in a form that every database can store: U+0000 is written as `\0`, and what is longer

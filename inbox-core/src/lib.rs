@@ -36,7 +36,7 @@ pub use db::{
     AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, Finding, InboxDatabase, Inspection,
     MigrationError, PayloadHash, Requisites, Severity, TraceOfClaim,
 };
-pub use dead_letter::{DeadLetter, DeadLetterReason, FailureText};
+pub use dead_letter::{DeadLetter, DeadLetterReason, ExistingEntry, FailureText};
 pub use delivery::Delivery;
 pub use envelope::{Envelope, Headers};
 pub use error::{

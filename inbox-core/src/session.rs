@@ -8,7 +8,7 @@ use sqlx_core::transaction::TransactionManager;
 use crate::db::{
     AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, InboxDatabase, TraceOfClaim,
 };
-use crate::dead_letter::{DeadLetter, FailureText};
+use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::error::HandlerError;
 use crate::handler::Isolation;
 use crate::tx::{OnDrop, Tx, database_error};
@@ -209,8 +209,12 @@ impl<Db: InboxDatabase> Session<Db> {
     /// # Errors
     ///
     /// What the database answers.
-    pub async fn store_dead_letter(&mut self, letter: &DeadLetter<'_>) -> Result<(), sqlx::Error> {
-        Db::store_dead_letter(self.tx.conn(), &self.layout.statements, letter).await
+    pub async fn store_dead_letter(
+        &mut self,
+        letter: &DeadLetter<'_>,
+        existing: ExistingEntry,
+    ) -> Result<(), sqlx::Error> {
+        Db::store_dead_letter(self.tx.conn(), &self.layout.statements, letter, existing).await
     }
 
     /// Counts a failure in the open transaction.

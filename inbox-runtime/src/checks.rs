@@ -120,20 +120,7 @@ pub(crate) fn sources(sources: &[SourceFacts], specs: &[HandlerSpec]) -> Vec<Str
                 .iter()
                 .map(|problem| format!("source `{name}`: {problem}")),
         );
-        if source.id_sources.is_empty() {
-            problems.push(format!(
-                "source `{name}` looks for message ids nowhere; name at least one place"
-            ));
-        }
-        for place in &source.id_sources {
-            if let IdSource::Header(header) = place
-                && let Some(why) = broker_side_identifier(header)
-            {
-                problems.push(format!(
-                    "source `{name}`: the header `{header}` cannot identify a message: {why}"
-                ));
-            }
-        }
+        problems.extend(id_places(name, &source.id_sources));
         if let Some(scope) = &source.id_scope
             && (scope.is_empty() || scope.contains('/') || scope.contains('\0') || scope.len() > 64)
         {
@@ -153,6 +140,30 @@ pub(crate) fn sources(sources: &[SourceFacts], specs: &[HandlerSpec]) -> Vec<Str
         }
     }
     problems
+}
+
+/// What is wrong with the places in which a source looks for a message's id, whatever its adapter is.
+fn id_places(source: &str, places: &[IdSource]) -> Vec<String> {
+    if places.is_empty() {
+        return vec![format!(
+            "source `{source}` looks for the message id nowhere: name at least one place in `id_from`"
+        )];
+    }
+    places
+        .iter()
+        .filter_map(|place| match place {
+            IdSource::Header(name) if name.is_empty() => Some(format!(
+                "source `{source}` looks for the message id in a header without a name: name it in `id_header`"
+            )),
+            IdSource::Header(name) => broker_side_identifier(name).map(|why| {
+                format!(
+                    "source `{source}` looks for the message id in the header `{name}`, but {why}: take a header that \
+                     the producer sets once per message and repeats on every retry"
+                )
+            }),
+            _ => None,
+        })
+        .collect()
 }
 
 /// A consumer that is fed by two sources must know whether one id means one message in both.
@@ -297,6 +308,24 @@ mod tests {
         for word in ["`oders`", "`orders`", "serializable", "x-delivery-count"] {
             assert!(found.contains(word), "{word}: {found}");
         }
+    }
+
+    #[test]
+    fn places_without_a_producers_id_are_named() {
+        let header = |name: &str| vec![IdSource::Header(name.to_owned())];
+        for (places, word) in [
+            (vec![], "id_from"),
+            (header(""), "id_header"),
+            (header("x-death"), "`x-death`"),
+        ] {
+            let facts = SourceFacts {
+                id_sources: places,
+                ..source("orders")
+            };
+            let found = sources(&[facts], &[spec("billing")]);
+            assert!(found.len() == 1 && found[0].contains(word), "{found:?}");
+        }
+        assert!(sources(&[source("orders")], &[spec("billing")]).is_empty());
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl<Db: InboxDatabase> Intake<Db> {
     pub(crate) async fn run(self) {
         let mut failures = 0;
         while let Some(assignment) = self.open(&mut failures).await {
-            if self.consume(assignment).await {
+            if self.consume(assignment, &mut failures).await {
                 break;
             }
         }
@@ -74,7 +74,7 @@ impl<Db: InboxDatabase> Intake<Db> {
     }
 
     /// Queues what the assignment delivers until it ends (`false`) or the runtime stops (`true`).
-    async fn consume(&self, mut assignment: Assignment) -> bool {
+    async fn consume(&self, mut assignment: Assignment, failures: &mut u32) -> bool {
         // Of this assignment alone: what an earlier one left behind is void, and may be held for long.
         let slots = Arc::new(Semaphore::new(self.prefetch.get()));
         loop {
@@ -86,6 +86,8 @@ impl<Db: InboxDatabase> Intake<Db> {
             };
             match next {
                 Ok(Some(delivery)) => {
+                    // It works. One that opens and is lost again at once keeps its back-off.
+                    *failures = 0;
                     // A settled delivery may have made room at the broker a moment before its slot is free.
                     let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
                         // Never closed.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use inbox_core::{
-    CallError, Claim, ClaimKey, Claimed, DeadLetter, DeadLetterReason, ErrorClass, FailureText,
-    Fence, HandlerError, InboxDatabase, Incoming, MessageId, Session, TraceOfClaim,
+    CallError, Claim, ClaimKey, Claimed, DeadLetter, DeadLetterReason, ErrorClass, ExistingEntry,
+    FailureText, Fence, HandlerError, InboxDatabase, Incoming, MessageId, Session, TraceOfClaim,
 };
 use tracing::Instrument as _;
 
@@ -213,11 +213,11 @@ impl<Db: InboxDatabase> Worker<Db> {
             session.claim(&attempt.registered.begin, &claim),
         );
         let won = match claimed.await {
-            Ok(Claimed::Won { dead: true, .. }) => {
-                self.put_back(session).await;
-                tracing::debug!("an open dead letter holds the message");
-                return Ending::Done(Outcome::Dead);
-            }
+            Ok(Claimed::Won {
+                dead: true,
+                attempts,
+                ..
+            }) => return self.keep_beside(session, attempt, attempts).await,
             Ok(Claimed::Won { attempts, mark, .. }) => Won { attempts, mark },
             Ok(_) => return self.duplicate(session, &claim).await,
             Err(fault) => return self.not_claimed(session, fault).await,
@@ -592,7 +592,9 @@ impl<Db: InboxDatabase> Worker<Db> {
                 attempts = record.attempts;
             }
             let letter = letter(attempt, failure, attempts);
-            session.store_dead_letter(&letter).await?;
+            session
+                .store_dead_letter(&letter, ExistingEntry::Reopen)
+                .await?;
             session.withdraw_claim(attempt.key()).await?;
             Ok(attempts)
         };
@@ -614,6 +616,39 @@ impl<Db: InboxDatabase> Worker<Db> {
                 tracing::warn!(error = %text, "the outcome of storing a dead letter is unknown; trying again");
                 Ending::Uncounted { delay: None }
             }
+        }
+    }
+
+    /// An open dead letter holds the id: the handler does not run before a person has decided. A copy of the
+    /// same message is known; another message under the id is kept beside it.
+    async fn keep_beside(
+        &mut self,
+        mut session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        attempts: u32,
+    ) -> Ending {
+        let failure = Failure {
+            reason: DeadLetterReason::Held,
+            ..Failure::of_handler(FailureText::new(
+                "another message under this id, with another payload, is an open dead letter; decide about both",
+            ))
+        };
+        let stored = async {
+            let letter = letter(attempt, &failure, attempts);
+            session
+                .store_dead_letter(&letter, ExistingEntry::Leave)
+                .await?;
+            session.withdraw_claim(attempt.key()).await?;
+            session.commit().await
+        };
+        // Whatever becomes of it, doing it again finds the same entries.
+        match limited(STATEMENT_LIMIT, "keeping the message", stored).await {
+            Ok(()) => {
+                self.session = Some(session);
+                tracing::warn!("an open dead letter holds the message id");
+                Ending::Done(Outcome::Dead)
+            }
+            Err(fault) => uncounted("keeping a message beside an open dead letter", &fault),
         }
     }
 
@@ -647,7 +682,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         let begin = Arc::clone(&self.shared.begin);
         let stored = async {
             session.begin(&begin).await?;
-            session.store_dead_letter(letter).await?;
+            session
+                .store_dead_letter(letter, ExistingEntry::Reopen)
+                .await?;
             session.commit().await
         };
         match limited(STATEMENT_LIMIT, "storing the dead letter", stored).await {

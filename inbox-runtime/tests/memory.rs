@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use inbox_runtime::brokers::{Effect, LostAck, MemoryBroker, MemorySource};
 use inbox_runtime::{
-    Assignment, Capabilities, Delivery, Envelope, IdSource, Publisher, SettleError, SettleToken,
+    Assignment, Capabilities, Delivery, Envelope, Publisher, SettleError, SettleToken,
     Source, Verdict,
 };
 use tokio::time::{Instant, timeout};
@@ -441,15 +441,4 @@ fn wrong_settings_are_named() {
     let broker = MemoryBroker::new();
     assert!(broker.source(QUEUE).problems().is_empty());
     assert!(broker.source("").problems()[0].contains("MemoryBroker::source"));
-    let problems = broker
-        .source(QUEUE)
-        .id_header("x-delivery-count")
-        .problems();
-    assert!(problems[0].contains("`x-delivery-count`"), "{problems:?}");
-    let problems = broker
-        .source(QUEUE)
-        .id_from([IdSource::Header(String::new())])
-        .problems();
-    assert!(problems[0].contains("without a name"), "{problems:?}");
-    assert!(!broker.source(QUEUE).id_from([]).problems().is_empty());
 }

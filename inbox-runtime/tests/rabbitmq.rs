@@ -192,6 +192,61 @@ fn id(delivery: &Delivery) -> &str {
     delivery.envelope.id.as_deref().unwrap()
 }
 
+/// Publishes a message whose properties are these very bytes, as no AMQP client would.
+fn publish_raw(queue: &str, flags: u16, properties: &[u8]) {
+    let short = |bytes: &[u8]| [&[u8::try_from(bytes.len()).unwrap()], bytes].concat();
+    let frame = |kind: u8, channel: u8, payload: &[u8]| {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&[kind, 0, channel], &length[..], payload, &[0xCE]].concat()
+    };
+    let method = |channel: u8, class: u8, method: u8, arguments: &[u8]| {
+        frame(1, channel, &[&[0, class, 0, method], arguments].concat())
+    };
+    let rest = url().split_once("://").unwrap().1.to_owned();
+    let (user, place) = rest.rsplit_once('@').unwrap();
+    let (user, password) = user.split_once(':').unwrap();
+    let mut stream = TcpStream::connect(place.split('/').next().unwrap()).unwrap();
+    let mut answer = |send: &[u8]| {
+        stream.write_all(send).unwrap();
+        let mut head = [0; 7];
+        stream.read_exact(&mut head).unwrap();
+        let length = u32::from_be_bytes([head[3], head[4], head[5], head[6]]);
+        let mut payload = vec![0; length as usize + 1];
+        stream.read_exact(&mut payload).unwrap();
+        (u16::from(payload[1]), u16::from(payload[3]))
+    };
+    assert_eq!(answer(b"AMQP\0\0\x09\x01"), (10, 10));
+    let response = format!("\0{user}\0{password}");
+    let start = [
+        &[0; 4],
+        &short(b"PLAIN")[..],
+        &u32::try_from(response.len()).unwrap().to_be_bytes(),
+        response.as_bytes(),
+        &short(b"en_US"),
+    ]
+    .concat();
+    assert_eq!(answer(&method(0, 10, 11, &start)), (10, 30));
+    let tune = method(0, 10, 31, &[0, 10, 0, 2, 0, 0, 0, 0]);
+    let open = method(0, 10, 40, &[1, b'/', 0, 0]);
+    assert_eq!(answer(&[tune, open].concat()), (10, 41));
+    assert_eq!(answer(&method(1, 20, 10, &[0])), (20, 11));
+    assert_eq!(answer(&method(1, 85, 10, &[0])), (85, 11));
+    let publish = [&[0, 0, 0], &short(queue.as_bytes())[..], &[0]].concat();
+    let header = [
+        &[0, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1][..],
+        &flags.to_be_bytes(),
+        properties,
+    ]
+    .concat();
+    let message = [
+        method(1, 60, 40, &publish),
+        frame(2, 1, &header),
+        frame(3, 1, b"x"),
+    ]
+    .concat();
+    assert_eq!(answer(&message), (60, 80), "the server confirms");
+}
+
 /// One request to the server's management interface: status and body.
 fn manage(method: &str, path: &str) -> (u16, String) {
     let url = setting("RABBITMQ_MANAGEMENT_URL");
@@ -428,6 +483,52 @@ async fn an_id_header_without_a_value_is_a_missing_id() {
         matches!(&problem, Err(IdProblem::Missing { looked_at }) if looked_at.contains("x-event-id")),
         "{problem:?}"
     );
+    server.delete(&queue).await;
+}
+
+#[tokio::test]
+async fn no_message_is_too_odd_to_be_delivered() {
+    let server = Server::connect().await;
+    let queue = unique("odd");
+    let source = broker()
+        .queue(&queue)
+        .declare(short_lived(QueueKind::Quorum));
+    let mut assignment = open(&source, 10).await;
+    let long = |bytes: &[u8]| [&u32::try_from(bytes.len()).unwrap().to_be_bytes(), bytes].concat();
+    let nested = (0..5_000).fold(vec![b'V'], |inner, _| [&b"A"[..], &long(&inner)].concat());
+    let raw = queue.clone();
+    tokio::task::spawn_blocking(move || {
+        publish_raw(&raw, 1 << 7, b"\x02\xff\xfe");
+        publish_raw(&raw, 1 << 13, &long(b"\x02\xffnS\0\0\0\x01v"));
+        publish_raw(&raw, 1 << 13, &long(&[b"\x01h", &nested[..]].concat()));
+    })
+    .await
+    .unwrap();
+    server.publish_ids(&queue, &["ordinary"]).await;
+
+    let odd = next(&mut assignment).await;
+    let problem = odd.envelope.identify(
+        inbox_runtime::DedupKey::MessageId,
+        &source.id_sources(),
+        None,
+    );
+    assert!(
+        matches!(problem, Err(IdProblem::Invalid { .. })),
+        "{problem:?}"
+    );
+    let named = next(&mut assignment).await;
+    assert_eq!(named.envelope.headers.get("?n"), Some(&b"v"[..]));
+    let deep = next(&mut assignment).await;
+    assert!(deep.envelope.headers.get("h").is_some());
+    let ordinary = next(&mut assignment).await;
+    assert_eq!(id(&ordinary), "ordinary");
+    for delivery in [odd, named, deep, ordinary] {
+        settle(&assignment, delivery.token, Verdict::Ack)
+            .await
+            .unwrap();
+    }
+    drop(assignment);
+    server.until_counts(&queue, (0, 0)).await;
     server.delete(&queue).await;
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 use sqlx::{Database, Pool};
 
-use crate::dead_letter::{DeadLetter, FailureText};
+use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::envelope::Envelope;
 use crate::session::TransactionOptions;
 use crate::tables::Tables;
@@ -131,11 +131,12 @@ pub trait InboxDatabase: Database + sealed::Sealed {
         key: ClaimKey<'_>,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Stores a dead letter, or reopens the entry that it already has.
+    /// Stores a dead letter, unless it has an entry already.
     fn store_dead_letter(
         conn: &mut Self::Connection,
         statements: &Self::Statements,
         letter: &DeadLetter<'_>,
+        existing: ExistingEntry,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Counts a failure and answers how many there are now.

@@ -12,7 +12,7 @@ use super::{
     AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, Finding, InboxDatabase, Inspection,
     MigrationError, Requisites, Statement, TraceOfClaim, migrations, schema_findings,
 };
-use crate::dead_letter::{DeadLetter, FailureText};
+use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
 use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
@@ -43,6 +43,7 @@ pub struct PostgresStatements {
     trace: Statement,
     withdraw: Statement,
     dead_letter: Statement,
+    dead_letter_beside: Statement,
     record_failure: Statement,
     clear_failures: Statement,
     /// Brings a session to the state in which every transaction of ours begins.
@@ -277,8 +278,13 @@ impl InboxDatabase for Postgres {
         conn: &mut PgConnection,
         statements: &PostgresStatements,
         letter: &DeadLetter<'_>,
+        existing: ExistingEntry,
     ) -> Result<(), sqlx::Error> {
-        sqlx::query(statements.dead_letter.text())
+        let statement = match existing {
+            ExistingEntry::Reopen => &statements.dead_letter,
+            ExistingEntry::Leave => &statements.dead_letter_beside,
+        };
+        sqlx::query(statement.text())
             .bind(letter.entry_key())
             .bind(letter.source)
             .bind(letter.consumer)
@@ -375,6 +381,12 @@ impl PostgresStatements {
         let restore_session = format!(
             "{restored}; {DROP_LEFTOVERS}; SELECT pg_advisory_unlock_all(); DISCARD SEQUENCES"
         );
+        let keep_dead_letter = format!(
+            "INSERT INTO {dead_letters} AS entry (entry_key, source, consumer_name, message_id, message_type, \
+                 handler, reason, failure, attempts, headers, payload, first_failed_at) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
+                 COALESCE((SELECT first_failed_at FROM {attempts} WHERE message_id = $4 AND consumer_name = $3), now()))"
+        );
         Self {
             // The lock timeout is for the claim alone and ends with it (a duplicate ends the transaction).
             // Advisory locks that a handler left to its session would stay for as long as the worker has work.
@@ -399,13 +411,13 @@ impl PostgresStatements {
             trace: Statement::new(format!("SELECT xmin::text FROM {processed} WHERE {key}")),
             withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
             dead_letter: Statement::new(format!(
-                "INSERT INTO {dead_letters} AS entry (entry_key, source, consumer_name, message_id, message_type, \
-                 handler, reason, failure, attempts, headers, payload, first_failed_at) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
-                 COALESCE((SELECT first_failed_at FROM {attempts} WHERE message_id = $4 AND consumer_name = $3), now())) \
+                "{keep_dead_letter} \
                  ON CONFLICT (entry_key) DO UPDATE SET replayed_at = NULL, reason = excluded.reason, \
                  failure = excluded.failure, handler = excluded.handler, \
                  attempts = greatest(entry.attempts, excluded.attempts), last_failed_at = now()"
+            )),
+            dead_letter_beside: Statement::new(format!(
+                "{keep_dead_letter} ON CONFLICT (entry_key) DO NOTHING"
             )),
             record_failure: Statement::new(format!(
                 "INSERT INTO {attempts} AS counted (message_id, consumer_name, attempts, last_failure) \

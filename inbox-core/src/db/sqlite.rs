@@ -13,7 +13,7 @@ use super::{
     AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, Finding, InboxDatabase, Inspection,
     MigrationError, Requisites, Statement, TraceOfClaim, migrations, schema_findings,
 };
-use crate::dead_letter::{DeadLetter, FailureText};
+use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
 use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
@@ -40,6 +40,7 @@ pub struct SqliteStatements {
     trace: Statement,
     withdraw: Statement,
     dead_letter: Statement,
+    dead_letter_beside: Statement,
     record_failure: Statement,
     clear_failures: Statement,
     claim_wait: Duration,
@@ -326,8 +327,13 @@ impl InboxDatabase for Sqlite {
         conn: &mut SqliteConnection,
         statements: &SqliteStatements,
         letter: &DeadLetter<'_>,
+        existing: ExistingEntry,
     ) -> Result<(), sqlx::Error> {
-        sqlx::query(statements.dead_letter.text())
+        let statement = match existing {
+            ExistingEntry::Reopen => &statements.dead_letter,
+            ExistingEntry::Leave => &statements.dead_letter_beside,
+        };
+        sqlx::query(statement.text())
             .bind(letter.entry_key())
             .bind(letter.source)
             .bind(letter.consumer)
@@ -397,6 +403,12 @@ impl SqliteStatements {
         let attempts = qualified(tables.attempts_name());
         let key = "message_id = ?1 AND consumer_name = ?2";
         let now = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
+        let keep_dead_letter = format!(
+            "INSERT INTO {dead_letters} AS entry (entry_key, source, consumer_name, message_id, message_type, \
+                 handler, reason, failure, attempts, headers, payload, first_failed_at) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, \
+                 COALESCE((SELECT first_failed_at FROM {attempts} WHERE message_id = ?4 AND consumer_name = ?3), {now}))"
+        );
         Self {
             claim: Statement::new(format!(
                 "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
@@ -414,13 +426,13 @@ impl SqliteStatements {
             trace: Statement::new(format!("SELECT received_at FROM {processed} WHERE {key}")),
             withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
             dead_letter: Statement::new(format!(
-                "INSERT INTO {dead_letters} AS entry (entry_key, source, consumer_name, message_id, message_type, \
-                 handler, reason, failure, attempts, headers, payload, first_failed_at) \
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, \
-                 COALESCE((SELECT first_failed_at FROM {attempts} WHERE message_id = ?4 AND consumer_name = ?3), {now})) \
+                "{keep_dead_letter} \
                  ON CONFLICT (entry_key) DO UPDATE SET replayed_at = NULL, reason = excluded.reason, \
                  failure = excluded.failure, handler = excluded.handler, \
                  attempts = max(entry.attempts, excluded.attempts), last_failed_at = {now}"
+            )),
+            dead_letter_beside: Statement::new(format!(
+                "{keep_dead_letter} ON CONFLICT (entry_key) DO NOTHING"
             )),
             record_failure: Statement::new(format!(
                 "INSERT INTO {attempts} AS counted (message_id, consumer_name, attempts, last_failure) \

@@ -717,10 +717,6 @@ impl Source for MemorySource {
                 self.queue
             ));
         }
-        problems.extend(super::id_source_problems(
-            &format!("the memory queue `{}`", self.queue),
-            &self.id_sources,
-        ));
         problems
     }
 

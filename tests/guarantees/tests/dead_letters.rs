@@ -203,6 +203,28 @@ on_each_database! {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn another_message_under_the_id_of_an_open_dead_letter_is_kept_beside_it_and_not_run() {
+        let sandbox = Db::fresh(10).await;
+        let broker = MemoryBroker::new();
+        let entered = Entered::default();
+        let inbox = build(&sandbox.pool, &broker, &entered).register(charge::handler());
+        let running = Running::start(inbox.build().await.unwrap());
+        broker.publish("orders", Envelope::new("no order").id("m-1").message_type("OrderPlaced"));
+        all_acked(&broker).await;
+        for _ in 0..2 {
+            broker.publish("orders", order("m-1"));
+            all_acked(&broker).await;
+        }
+        running.stop().await;
+        assert_eq!(sandbox.dead_letters().await, ["undecodable", "held"]);
+        let kept = Db::bytes(&sandbox.pool, "SELECT payload FROM inbox_dead_letters ORDER BY id").await;
+        assert_eq!(kept, [&b"no order"[..], &order("m-1").payload[..]]);
+        assert_eq!(entered.count(), 0);
+        assert_eq!(sandbox.claims("m-1").await, 0);
+        assert_eq!(broker.settled().len(), 3);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn duplicate_beats_the_limit_of_attempts() {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();

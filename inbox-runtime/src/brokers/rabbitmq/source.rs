@@ -202,10 +202,6 @@ impl Source for RabbitMqSource {
                 self.queue
             ));
         }
-        problems.extend(super::super::id_source_problems(
-            &format!("the RabbitMQ queue `{}`", self.queue),
-            &self.id_sources,
-        ));
         problems
     }
 
@@ -269,9 +265,6 @@ mod tests {
                 "256 bytes",
             ),
             (source().consumer_tag("t".repeat(256)), "consumer_tag"),
-            (source().id_header("x-death"), "`x-death`"),
-            (source().id_header(""), "id_header"),
-            (source().id_from([]), "id_from"),
             (source().settle_window(Duration::ZERO), "settle_window"),
             (source().declare(quorum().durable(false)), "durable(false)"),
             (
