@@ -6,7 +6,7 @@ use sqlx::Pool;
 use sqlx_core::transaction::TransactionManager;
 
 use crate::db::{
-    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, InboxDatabase, TraceOfClaim,
+    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, InboxDatabase, Sealed, TraceOfClaim,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::error::HandlerError;
@@ -109,11 +109,8 @@ impl<Db: InboxDatabase> Session<Db> {
     ///
     /// What the database answers.
     pub async fn begin(&mut self, begin: &Arc<str>) -> Result<(), sqlx::Error> {
-        use sqlx::SqlSafeStr as _;
         self.tx.forget_errors();
-        // Safe: built from checked names and numbers, see `InboxDatabase::begin_text`.
-        let text = sqlx::AssertSqlSafe(Arc::clone(begin)).into_sql_str();
-        Db::TransactionManager::begin(self.tx.conn(), Some(text)).await
+        Db::begin(self.tx.conn(), &mut self.guard, begin).await
     }
 
     /// The transaction as the handler gets it.
@@ -121,25 +118,22 @@ impl<Db: InboxDatabase> Session<Db> {
         &mut self.tx
     }
 
-    /// Proves that the open transaction is still the one that claimed `key`.
+    /// Ends the transaction of a handler that returned `Ok`, by the fence and COMMIT. Dropping this future leaves
+    /// the outcome unknown, like losing the connection.
     ///
-    /// # Errors
-    ///
-    /// What the database answers, other than what the fence is there to find.
-    pub async fn fence(&mut self, key: ClaimKey<'_>) -> Result<Fence, sqlx::Error> {
-        // A savepoint that a handler forgot was never released. Left open, it would turn our COMMIT into its
-        // release: an answer of Ok with nothing committed.
-        self.roll_back_to_depth(1).await?;
-        Db::fence(
+    /// After anything but [`Sealed::Committed`] and [`Sealed::Refused`] the session is good for nothing: drop it.
+    pub async fn seal(&mut self, key: ClaimKey<'_>, has_failures: bool) -> Sealed {
+        Db::seal(
             self.tx.conn(),
             &self.layout.statements,
             &mut self.guard,
             key,
+            has_failures,
         )
         .await
     }
 
-    /// Commits. Dropping this future leaves the outcome unknown, like losing the connection.
+    /// Commits a transaction of our own. Dropping this future leaves the outcome unknown, like losing the connection.
     ///
     /// # Errors
     ///
@@ -160,14 +154,7 @@ impl<Db: InboxDatabase> Session<Db> {
     ///
     /// What the database answers; drop the session then.
     pub async fn roll_back(&mut self) -> Result<(), sqlx::Error> {
-        self.roll_back_to_depth(0).await
-    }
-
-    async fn roll_back_to_depth(&mut self, depth: usize) -> Result<(), sqlx::Error> {
-        while Db::TransactionManager::get_transaction_depth(&self.tx) > depth {
-            Db::TransactionManager::rollback(self.tx.conn()).await?;
-        }
-        Ok(())
+        Db::roll_back(self.tx.conn(), &mut self.guard).await
     }
 
     /// The payload hash of an existing claim; outer `None`: the claim is gone.
@@ -228,15 +215,6 @@ impl<Db: InboxDatabase> Session<Db> {
         failure: &FailureText,
     ) -> Result<AttemptRecord, sqlx::Error> {
         Db::record_failure(self.tx.conn(), &self.layout.statements, key, failure).await
-    }
-
-    /// Forgets the counted failures in the open transaction.
-    ///
-    /// # Errors
-    ///
-    /// What the database answers.
-    pub async fn clear_failures(&mut self, key: ClaimKey<'_>) -> Result<(), sqlx::Error> {
-        Db::clear_failures(self.tx.conn(), &self.layout.statements, key).await
     }
 
     /// What kind of database error made a handler fail, if one did: found in the source chain of what it

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use inbox_core::{
     CallError, Claim, ClaimKey, Claimed, DeadLetter, DeadLetterReason, ErrorClass, ExistingEntry,
-    FailureText, Fence, HandlerError, InboxDatabase, Incoming, MessageId, Session, TraceOfClaim,
+    FailureText, HandlerError, InboxDatabase, Incoming, MessageId, Sealed, Session, TraceOfClaim,
 };
 use tracing::Instrument as _;
 
@@ -311,60 +311,21 @@ impl<Db: InboxDatabase> Worker<Db> {
     ) -> Ending {
         let shared = Arc::clone(&self.shared);
         let swallowed = session.last_statement_error().map(str::to_owned);
-        // Fence: `Ok` from a handler proves nothing about the transaction.
-        let fence = limited(STATEMENT_LIMIT, "the fence", session.fence(attempt.key())).await;
-        let broken = match fence {
-            Ok(Fence::Holds) => None,
-            Ok(Fence::Aborted) => Some(format!(
-                "the handler returned Ok although a statement of its had failed, which aborted the transaction ({}); \
-                 return the error, or run what may fail in `tx.savepoint()`",
-                swallowed.as_deref().unwrap_or("the error is not known")
-            )),
-            Ok(_) => Some(
-                "the handler ended the inbox transaction itself (COMMIT, ROLLBACK, PREPARE TRANSACTION, or a \
-                 statement that implies one); leave the transaction to the runtime"
-                    .to_owned(),
-            ),
-            Err(fault) => {
-                // The session is lost with what it held, claim and effect together.
-                let failure = Failure { cause: Some(class_of::<Db>(&fault)), ..Failure::of_handler(fault.text()) };
-                drop(session);
-                return self.failed(None, attempt, won, failure).await;
-            }
-        };
-        if let Some(text) = broken {
-            // Whatever is open on this session now is not ours: close it.
-            drop(session);
-            return self
-                .failed(
-                    None,
-                    attempt,
-                    won,
-                    Failure::of_handler(FailureText::new(text)),
-                )
-                .await;
-        }
-        if won.attempts > 0 {
-            // After the fence: only in a transaction that is ours does an error here mean what it says.
-            let forgotten = limited(
-                STATEMENT_LIMIT,
-                "forgetting the failures",
-                session.clear_failures(attempt.key()),
-            );
-            if let Err(fault) = forgotten.await {
-                return uncounted("forgetting the failures", &fault);
-            }
-        }
         shared.hook.reach(Step::BeforeCommit, attempt.id.as_str());
-        // COMMIT: until its answer is here the outcome is unknown, and unknown is never acked.
-        match self.shared.commit(&mut session).await {
-            Committed::Yes => {
+        let sealed = session.seal(attempt.key(), won.attempts > 0);
+        // Until COMMIT's answer is here its outcome is unknown, and unknown is never acked.
+        let Ok(sealed) = tokio::time::timeout(shared.commit_wait, sealed).await else {
+            drop(session);
+            return unknown("COMMIT took longer than its limit");
+        };
+        let failure = match sealed {
+            Sealed::Committed => {
                 shared.hook.reach(Step::AfterCommit, attempt.id.as_str());
                 self.session = Some(session);
                 attempt.registered.note_success();
-                Ending::Done(Outcome::Processed)
+                return Ending::Done(Outcome::Processed);
             }
-            Committed::No(error) => {
+            Sealed::Refused(error) => {
                 let failure = Failure {
                     cause: Some(Db::classify(&error)),
                     ..Failure::of_handler(FailureText::new(format!(
@@ -372,15 +333,34 @@ impl<Db: InboxDatabase> Worker<Db> {
                         FailureText::of_error(&error).as_str()
                     )))
                 };
-                let session = self.shared.rolled_back(session).await;
-                self.failed(session, attempt, won, failure).await
+                let session = shared.rolled_back(session).await;
+                return self.failed(session, attempt, won, failure).await;
             }
-            Committed::Unknown(text) => {
+            Sealed::Aborted => Failure::of_handler(FailureText::new(format!(
+                "the handler returned Ok although a statement of its had failed, which aborted the transaction ({}); \
+                 return the error, or run what may fail in `tx.savepoint()`",
+                swallowed.as_deref().unwrap_or("the error is not known")
+            ))),
+            Sealed::Gone => Failure::of_handler(FailureText::new(
+                "the handler ended the inbox transaction itself (COMMIT, ROLLBACK, PREPARE TRANSACTION, or a \
+                 statement that implies one); leave the transaction to the runtime",
+            )),
+            Sealed::Unproven(error) => Failure {
+                cause: Some(Db::classify(&error)),
+                ..Failure::of_handler(FailureText::of_error(&error))
+            },
+            Sealed::Failed(error) => {
+                return uncounted("forgetting the failures", &Fault::Database(error));
+            }
+            Sealed::Unknown(error) => {
                 drop(session);
-                tracing::warn!(error = %text, "the outcome of COMMIT is unknown; the redelivery's claim will tell");
-                Ending::Uncounted { delay: None }
+                return unknown(FailureText::of_error(&error).as_str());
             }
-        }
+            _ => return unknown("the database did not say what became of COMMIT"),
+        };
+        // Whatever is open on this session now is not ours: close it.
+        drop(session);
+        self.failed(None, attempt, won, failure).await
     }
 
     /// A duplicate: acked after a look at whether it is really the same message.
@@ -936,6 +916,15 @@ fn uncounted(what: &str, fault: &Fault) -> Ending {
     tracing::warn!(
         error = fault.text().as_str(),
         "{what} failed; the message is kept and tried again"
+    );
+    Ending::Uncounted { delay: None }
+}
+
+/// Nobody knows what became of COMMIT: the redelivery's claim will tell.
+fn unknown(why: &str) -> Ending {
+    tracing::warn!(
+        error = why,
+        "the outcome of COMMIT is unknown; the redelivery's claim will tell"
     );
     Ending::Uncounted { delay: None }
 }

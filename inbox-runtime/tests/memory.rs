@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use inbox_runtime::brokers::{Effect, LostAck, MemoryBroker, MemorySource};
 use inbox_runtime::{
-    Assignment, Capabilities, Delivery, Envelope, Publisher, SettleError, SettleToken,
-    Source, Verdict,
+    Assignment, Capabilities, Delivery, Envelope, Publisher, SettleError, SettleToken, Source,
+    Verdict,
 };
 use tokio::time::{Instant, timeout};
 

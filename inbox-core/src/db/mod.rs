@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
-use sqlx::{Database, Pool};
+use sqlx::{Database, Pool, SqlSafeStr as _};
+use sqlx_core::transaction::TransactionManager;
 
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::envelope::Envelope;
@@ -91,16 +93,32 @@ pub trait InboxDatabase: Database + sealed::Sealed {
         claim: &Claim<'_>,
     ) -> impl Future<Output = Result<Claimed, sqlx::Error>> + Send;
 
-    /// Proves, as the last statement before COMMIT, that the open transaction is still the one that claimed.
-    fn fence(
+    /// Begins a transaction with a text of [`InboxDatabase::begin_text`].
+    fn begin(
+        conn: &mut Self::Connection,
+        guard: &mut Self::Guard,
+        text: &Arc<str>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Ends the transaction of a handler that returned `Ok`: proves, as the last thing before COMMIT, that it is
+    /// still the one that claimed `key`, forgets its counted failures if it has any, and commits. A proof that
+    /// fails keeps the COMMIT from happening.
+    fn seal(
         conn: &mut Self::Connection,
         statements: &Self::Statements,
         guard: &mut Self::Guard,
         key: ClaimKey<'_>,
-    ) -> impl Future<Output = Result<Fence, sqlx::Error>> + Send;
+        has_failures: bool,
+    ) -> impl Future<Output = Sealed> + Send;
 
-    /// Commits the open transaction.
+    /// Commits a transaction of our own bookkeeping.
     fn commit(
+        conn: &mut Self::Connection,
+        guard: &mut Self::Guard,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Rolls back whatever is open, savepoints included.
+    fn roll_back(
         conn: &mut Self::Connection,
         guard: &mut Self::Guard,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
@@ -146,13 +164,6 @@ pub trait InboxDatabase: Database + sealed::Sealed {
         key: ClaimKey<'_>,
         failure: &FailureText,
     ) -> impl Future<Output = Result<AttemptRecord, sqlx::Error>> + Send;
-
-    /// Forgets the counted failures of a message that succeeded.
-    fn clear_failures(
-        conn: &mut Self::Connection,
-        statements: &Self::Statements,
-        key: ClaimKey<'_>,
-    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// What kind of error this is, by its code and never by its text.
     fn classify(error: &sqlx::Error) -> ErrorClass;
@@ -259,16 +270,24 @@ pub enum Claimed {
     Duplicate,
 }
 
-/// The answer of the fence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What became of the transaction of a handler that returned `Ok`.
+#[derive(Debug)]
 #[non_exhaustive]
-pub enum Fence {
-    /// The open transaction is the one that claimed.
-    Holds,
-    /// It is, but a failed statement has aborted it: COMMIT would roll back.
+pub enum Sealed {
+    /// Claim and effect are durable.
+    Committed,
+    /// A failed statement had aborted it: COMMIT would have rolled back, and said nothing.
     Aborted,
-    /// It is not: the handler ended it.
+    /// The open transaction was not the one that claimed: the handler had ended that.
     Gone,
+    /// The proof itself failed; nothing is committed.
+    Unproven(sqlx::Error),
+    /// A statement of our own failed after the proof; nothing is committed.
+    Failed(sqlx::Error),
+    /// The database refused to commit and rolled back: a deferred constraint, a conflict.
+    Refused(sqlx::Error),
+    /// The connection was lost while COMMIT could have been under way: nobody knows.
+    Unknown(sqlx::Error),
 }
 
 /// What is known of a claim after its transaction was lost.
@@ -386,7 +405,7 @@ pub enum MigrationError {
 /// statements by the text.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[derive(Debug)]
-pub(crate) struct Statement(std::sync::Arc<str>);
+pub(crate) struct Statement(Arc<str>);
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl Statement {
@@ -394,9 +413,27 @@ impl Statement {
         Self(text.into())
     }
 
-    pub(crate) fn text(&self) -> sqlx::AssertSqlSafe<std::sync::Arc<str>> {
-        sqlx::AssertSqlSafe(std::sync::Arc::clone(&self.0))
+    pub(crate) fn text(&self) -> sqlx::AssertSqlSafe<Arc<str>> {
+        sqlx::AssertSqlSafe(Arc::clone(&self.0))
     }
+}
+
+/// Undoes savepoints above `depth`, or with 0 the transaction too, as far as the driver counts them.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) async fn roll_back_to<Db: InboxDatabase>(
+    conn: &mut Db::Connection,
+    depth: usize,
+) -> Result<(), sqlx::Error> {
+    while Db::TransactionManager::get_transaction_depth(conn) > depth {
+        Db::TransactionManager::rollback(conn).await?;
+    }
+    Ok(())
+}
+
+/// A text for the driver. Safe: ours are built from checked names and numbers.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn driver_text(text: &Arc<str>) -> sqlx::SqlStr {
+    sqlx::AssertSqlSafe(Arc::clone(text)).into_sql_str()
 }
 
 /// The columns that this version needs, by the role of their table.

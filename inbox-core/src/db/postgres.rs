@@ -1,16 +1,19 @@
 //! PostgreSQL 13 and later.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use sqlx::postgres::{PgConnection, PgDatabaseError, PgRow, PgSeverity};
-use sqlx::{AssertSqlSafe, Executor as _, Postgres, Row as _};
+use sqlx::{AssertSqlSafe, Either, Executor as _, Postgres, Row as _};
 use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
 use super::{
-    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, Finding, InboxDatabase, Inspection,
-    MigrationError, Requisites, Statement, TraceOfClaim, migrations, schema_findings,
+    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Finding, InboxDatabase, Inspection,
+    MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations,
+    roll_back_to, schema_findings,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
@@ -29,6 +32,8 @@ const CONNECTION_CHECK: &str = "500ms";
 /// Ends what a handler has left to its session and is no setting.
 const DROP_LEFTOVERS: &str = "CLOSE ALL; UNLISTEN *; DISCARD TEMP";
 
+type PgTransactionManager = <Postgres as sqlx::Database>::TransactionManager;
+
 executor_for_tx!(Postgres);
 
 impl super::sealed::Sealed for Postgres {}
@@ -38,27 +43,32 @@ impl super::sealed::Sealed for Postgres {}
 pub struct PostgresStatements {
     claim: Statement,
     is_dead: Statement,
-    fence: Statement,
     payload_hash: Statement,
     trace: Statement,
     withdraw: Statement,
     dead_letter: Statement,
     dead_letter_beside: Statement,
     record_failure: Statement,
-    clear_failures: Statement,
+    /// Fence and COMMIT around what is done in between, with the claim row's place between the two.
+    fence: (String, String),
+    forget_failures: (String, String),
     /// Brings a session to the state in which every transaction of ours begins.
     settle_session: String,
     /// Brings a session back to the state in which the pool gave it to us.
     restore_session: String,
-    /// `synchronous_commit` as the pool's sessions have it.
-    synchronous_commit: String,
     /// The server's own limit on idle transactions, where it has one.
     idle_limit: Option<Duration>,
 }
 
-/// A prepared PostgreSQL session needs nothing besides its connection.
-#[derive(Debug)]
-pub struct PostgresGuard(());
+/// What a prepared PostgreSQL session knows besides its connection.
+#[derive(Debug, Default)]
+pub struct PostgresGuard {
+    /// Fence and COMMIT go to the server as one query, behind the driver's back: it still counts a transaction
+    /// that has ended. The next one takes its place, so savepoints stay savepoints.
+    is_ended: bool,
+    /// Where the claim's row lies (its `ctid`, digits and punctuation), by which the fence finds it.
+    claim_row: String,
+}
 
 impl InboxDatabase for Postgres {
     const MAX_CONCURRENCY: Option<usize> = None;
@@ -122,18 +132,25 @@ impl InboxDatabase for Postgres {
     ) -> Result<PostgresGuard, sqlx::Error> {
         // A transaction of its own: what it sets must survive a rollback of the first message's.
         settle(conn, statements).await?;
-        Ok(PostgresGuard(()))
+        Ok(PostgresGuard::default())
     }
 
     async fn reset(
         conn: &mut PgConnection,
         statements: &PostgresStatements,
-        _guard: &mut PostgresGuard,
+        guard: &mut PostgresGuard,
     ) -> Result<(), sqlx::Error> {
         conn.execute(sqlx::raw_sql(AssertSqlSafe(
             statements.restore_session.clone(),
         )))
         .await?;
+        if guard.is_ended {
+            // The driver shall count none when the pool gets the connection back, and can be told so only by a
+            // rollback.
+            conn.execute(sqlx::raw_sql("BEGIN")).await?;
+            guard.is_ended = false;
+            roll_back_to::<Self>(conn, 0).await?;
+        }
         Ok(())
     }
 
@@ -160,7 +177,7 @@ impl InboxDatabase for Postgres {
     async fn claim(
         conn: &mut PgConnection,
         statements: &PostgresStatements,
-        _guard: &mut PostgresGuard,
+        guard: &mut PostgresGuard,
         claim: &Claim<'_>,
     ) -> Result<Claimed, sqlx::Error> {
         let row = sqlx::query(statements.claim.text())
@@ -174,6 +191,7 @@ impl InboxDatabase for Postgres {
         let Some(row) = row else {
             return Ok(Claimed::Duplicate);
         };
+        guard.claim_row = row.try_get(1)?;
         let attempts = count(row.try_get::<Option<i32>, _>(2)?);
         // A dead letter that was kept under a claim has a counted failure: new messages are spared the look.
         let dead = attempts > 0
@@ -189,24 +207,68 @@ impl InboxDatabase for Postgres {
         })
     }
 
-    async fn fence(
+    async fn begin(
+        conn: &mut PgConnection,
+        guard: &mut PostgresGuard,
+        text: &Arc<str>,
+    ) -> Result<(), sqlx::Error> {
+        if guard.is_ended {
+            // Whatever comes of it, a transaction may be open from here on.
+            guard.is_ended = false;
+            conn.execute(sqlx::raw_sql(AssertSqlSafe(Arc::clone(text))))
+                .await?;
+            return Ok(());
+        }
+        PgTransactionManager::begin(conn, Some(driver_text(text))).await
+    }
+
+    async fn seal(
         conn: &mut PgConnection,
         statements: &PostgresStatements,
-        _guard: &mut PostgresGuard,
-        key: ClaimKey<'_>,
-    ) -> Result<Fence, sqlx::Error> {
-        let answer = sqlx::query(statements.fence.text())
-            .bind(key.message_id)
-            .bind(key.consumer)
-            .bind(&statements.synchronous_commit)
-            .fetch_optional(conn)
-            .await;
-        match answer {
-            Ok(Some(_)) => Ok(Fence::Holds),
-            Ok(None) => Ok(Fence::Gone),
-            // in_failed_sql_transaction
-            Err(error) if sqlstate(&error).as_deref() == Some("25P02") => Ok(Fence::Aborted),
-            Err(error) => Err(error),
+        guard: &mut PostgresGuard,
+        _key: ClaimKey<'_>,
+        has_failures: bool,
+    ) -> Sealed {
+        // A savepoint that a handler forgot was never released.
+        if let Err(error) = roll_back_to::<Self>(conn, 1).await {
+            return Sealed::Unproven(error);
+        }
+        let text = statements.seal_text(&guard.claim_row, has_failures);
+        // Each statement answers for itself, in order: the number of answers tells which one failed.
+        let before_commit = if has_failures { 2 } else { 1 };
+        let mut answered = 0;
+        let mut answers =
+            sqlx::Executor::fetch_many(&mut *conn, sqlx::raw_sql(AssertSqlSafe(text)));
+        let error = loop {
+            match answers.next().await {
+                Some(Ok(Either::Left(_))) => answered += 1,
+                Some(Ok(Either::Right(_))) => {}
+                Some(Err(error)) => break Some(error),
+                None => break None,
+            }
+        };
+        drop(answers);
+        let Some(error) = error else {
+            guard.is_ended = true;
+            return Sealed::Committed;
+        };
+        let from_server = error.as_database_error().is_some();
+        match answered {
+            // Not even a server that went away ran COMMIT when the proof before it was not answered. Without a
+            // word from the server it may have run all of it.
+            0 if from_server => match sqlstate(&error).as_deref() {
+                // in_failed_sql_transaction
+                Some("25P02") => Sealed::Aborted,
+                // division_by_zero: no row, no proof
+                Some("22012") => Sealed::Gone,
+                _ => Sealed::Unproven(error),
+            },
+            1 if has_failures && from_server => Sealed::Failed(error),
+            n if n == before_commit && Self::is_known_rollback(&error) => {
+                guard.is_ended = true;
+                Sealed::Refused(error)
+            }
+            _ => Sealed::Unknown(error),
         }
     }
 
@@ -214,7 +276,17 @@ impl InboxDatabase for Postgres {
         conn: &mut PgConnection,
         _guard: &mut PostgresGuard,
     ) -> Result<(), sqlx::Error> {
-        <Self as sqlx::Database>::TransactionManager::commit(conn).await
+        PgTransactionManager::commit(conn).await
+    }
+
+    async fn roll_back(
+        conn: &mut PgConnection,
+        guard: &mut PostgresGuard,
+    ) -> Result<(), sqlx::Error> {
+        if guard.is_ended {
+            return Ok(());
+        }
+        roll_back_to::<Self>(conn, 0).await
     }
 
     fn is_known_rollback(error: &sqlx::Error) -> bool {
@@ -318,19 +390,6 @@ impl InboxDatabase for Postgres {
         })
     }
 
-    async fn clear_failures(
-        conn: &mut PgConnection,
-        statements: &PostgresStatements,
-        key: ClaimKey<'_>,
-    ) -> Result<(), sqlx::Error> {
-        sqlx::query(statements.clear_failures.text())
-            .bind(key.message_id)
-            .bind(key.consumer)
-            .execute(conn)
-            .await?;
-        Ok(())
-    }
-
     fn classify(error: &sqlx::Error) -> ErrorClass {
         match error {
             sqlx::Error::Database(_) => match sqlstate(error).as_deref() {
@@ -362,6 +421,17 @@ impl InboxDatabase for Postgres {
 }
 
 impl PostgresStatements {
+    /// Fence, the forgetting of failures and COMMIT as one query.
+    fn seal_text(&self, claim_row: &str, has_failures: bool) -> String {
+        let mut text = String::with_capacity(512);
+        let forget = has_failures.then_some(&self.forget_failures);
+        for (before, after) in std::iter::once(&self.fence).chain(forget) {
+            text.extend([before.as_str(), claim_row, after.as_str()]);
+        }
+        text.push_str("COMMIT");
+        text
+    }
+
     fn new(tables: &Tables, schema: &str, effective: &Effective, checks_connection: bool) -> Self {
         let qualified = |name: &str| format!("{}.{}", quoted(schema), quoted(name));
         let processed = qualified(tables.processed_name());
@@ -393,18 +463,30 @@ impl PostgresStatements {
             claim: Statement::new(format!(
                 "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
                  VALUES ($1, $2, $3, $4, $5) ON CONFLICT (message_id, consumer_name) DO NOTHING \
-                 RETURNING pg_current_xact_id()::xid::text, set_config('lock_timeout', '{lock_timeout}', true), \
-                 (SELECT attempts FROM {attempts} WHERE {key}), pg_advisory_unlock_all()",
+                 RETURNING pg_current_xact_id()::xid::text, ctid::text, (SELECT attempts FROM {attempts} WHERE {key}), \
+                 set_config('lock_timeout', '{lock_timeout}', true), pg_advisory_unlock_all()",
                 lock_timeout = effective.lock_timeout,
             )),
             is_dead: Statement::new(format!(
                 "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
             )),
-            // The handler may have made this commit asynchronous: the durability is stated here again.
-            fence: Statement::new(format!(
-                "SELECT set_config('synchronous_commit', $3, true) FROM {processed} \
-                 WHERE {key} AND xmin = pg_current_xact_id()::xid"
-            )),
+            // The row is there, in a version that this very transaction made; nothing else answers 1. The handler
+            // may have made this commit asynchronous: the durability is stated here again.
+            fence: (
+                format!(
+                    "SELECT 1 / count(*), set_config('synchronous_commit', {}, true) FROM {processed} WHERE ctid = '",
+                    literal(&effective.synchronous_commit)
+                ),
+                "' AND xmin = pg_current_xact_id()::xid; ".to_owned(),
+            ),
+            forget_failures: (
+                format!(
+                    "DELETE FROM {attempts} AS counted USING {processed} AS claimed \
+                     WHERE (counted.message_id, counted.consumer_name) = (claimed.message_id, claimed.consumer_name) \
+                     AND claimed.ctid = '"
+                ),
+                "'; ".to_owned(),
+            ),
             payload_hash: Statement::new(format!(
                 "SELECT payload_hash FROM {processed} WHERE {key}"
             )),
@@ -425,10 +507,8 @@ impl PostgresStatements {
                  attempts = counted.attempts + 1, last_failed_at = now(), last_failure = excluded.last_failure \
                  RETURNING attempts"
             )),
-            clear_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
             settle_session,
             restore_session,
-            synchronous_commit: effective.synchronous_commit.clone(),
             idle_limit: effective.idle_limit,
         }
     }

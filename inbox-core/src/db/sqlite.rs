@@ -10,8 +10,9 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
 use super::{
-    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Fence, Finding, InboxDatabase, Inspection,
-    MigrationError, Requisites, Statement, TraceOfClaim, migrations, schema_findings,
+    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Finding, InboxDatabase, Inspection,
+    MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations,
+    roll_back_to, schema_findings,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
@@ -26,6 +27,8 @@ const MIGRATIONS: migrations::Published = &[(
 
 /// After how many instructions of its virtual machine SQLite asks whether to go on: some microseconds.
 const PROGRESS_STEP: i32 = 1000;
+
+type SqliteTransactionManager = <Sqlite as sqlx::Database>::TransactionManager;
 
 executor_for_tx!(Sqlite);
 
@@ -42,7 +45,7 @@ pub struct SqliteStatements {
     dead_letter: Statement,
     dead_letter_beside: Statement,
     record_failure: Statement,
-    clear_failures: Statement,
+    forget_failures: Statement,
     claim_wait: Duration,
 }
 
@@ -243,19 +246,46 @@ impl InboxDatabase for Sqlite {
         })
     }
 
-    async fn fence(
+    async fn begin(
         conn: &mut SqliteConnection,
-        _statements: &SqliteStatements,
+        _guard: &mut SqliteGuard,
+        text: &Arc<str>,
+    ) -> Result<(), sqlx::Error> {
+        SqliteTransactionManager::begin(conn, Some(driver_text(text))).await
+    }
+
+    async fn seal(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
         guard: &mut SqliteGuard,
-        _key: ClaimKey<'_>,
-    ) -> Result<Fence, sqlx::Error> {
+        key: ClaimKey<'_>,
+        has_failures: bool,
+    ) -> Sealed {
+        // A savepoint that a handler forgot was never released.
+        if let Err(error) = roll_back_to::<Self>(conn, 1).await {
+            return Sealed::Unproven(error);
+        }
         // SQLite has no aborted transactions: a swallowed error leaves the transaction as it was before the
         // statement, or rolls all of it back, and then the savepoint is gone.
         match execute(conn, format!("RELEASE {}", guard.fence)).await {
-            Ok(()) => Ok(Fence::Holds),
+            Ok(()) => {}
             // SQLITE_ERROR, "no such savepoint"
-            Err(error) if result_code(&error) == Some(1) => Ok(Fence::Gone),
-            Err(error) => Err(error),
+            Err(error) if result_code(&error) == Some(1) => return Sealed::Gone,
+            Err(error) => return Sealed::Unproven(error),
+        }
+        if has_failures {
+            let forgotten = sqlx::query(statements.forget_failures.text())
+                .bind(key.message_id)
+                .bind(key.consumer)
+                .execute(&mut *conn);
+            if let Err(error) = forgotten.await {
+                return Sealed::Failed(error);
+            }
+        }
+        match Self::commit(conn, guard).await {
+            Ok(()) => Sealed::Committed,
+            Err(error) if Self::is_known_rollback(&error) => Sealed::Refused(error),
+            Err(error) => Sealed::Unknown(error),
         }
     }
 
@@ -264,10 +294,17 @@ impl InboxDatabase for Sqlite {
         guard: &mut SqliteGuard,
     ) -> Result<(), sqlx::Error> {
         guard.armed.store(true, Ordering::Release);
-        let answer = <Self as sqlx::Database>::TransactionManager::commit(conn).await;
+        let answer = SqliteTransactionManager::commit(conn).await;
         // Not reached when this future is dropped: the session is closed then.
         guard.armed.store(false, Ordering::Release);
         answer
+    }
+
+    async fn roll_back(
+        conn: &mut SqliteConnection,
+        _guard: &mut SqliteGuard,
+    ) -> Result<(), sqlx::Error> {
+        roll_back_to::<Self>(conn, 0).await
     }
 
     fn is_known_rollback(error: &sqlx::Error) -> bool {
@@ -365,19 +402,6 @@ impl InboxDatabase for Sqlite {
         Ok(AttemptRecord { attempts })
     }
 
-    async fn clear_failures(
-        conn: &mut SqliteConnection,
-        statements: &SqliteStatements,
-        key: ClaimKey<'_>,
-    ) -> Result<(), sqlx::Error> {
-        sqlx::query(statements.clear_failures.text())
-            .bind(key.message_id)
-            .bind(key.consumer)
-            .execute(conn)
-            .await?;
-        Ok(())
-    }
-
     fn classify(error: &sqlx::Error) -> ErrorClass {
         match error {
             sqlx::Error::Database(_) => match result_code(error).map(|code| code & 0xff) {
@@ -440,7 +464,7 @@ impl SqliteStatements {
                  attempts = counted.attempts + 1, last_failed_at = {now}, last_failure = excluded.last_failure \
                  RETURNING attempts"
             )),
-            clear_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
+            forget_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
             claim_wait,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inbox_core::{
-    Claim, ClaimKey, Claimed, Fence, InboxDatabase as _, Isolation, Layout, Requisites, Session,
+    Claim, ClaimKey, Claimed, InboxDatabase as _, Isolation, Layout, Requisites, Sealed, Session,
     Tables, TransactionOptions,
 };
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres};
@@ -140,10 +140,10 @@ pub(crate) async fn session(
                 if let Claimed::Won { .. } = session.claim(&begin, &claim).await? {
                     let tx = session.tx();
                     book!(order, id, tx);
-                    if session.fence(key).await? != Fence::Holds {
-                        return Err("the fence did not hold".into());
+                    match session.seal(key, false).await {
+                        Sealed::Committed => {}
+                        other => return Err(format!("not committed: {other:?}").into()),
                     }
-                    session.commit().await?;
                 } else {
                     session.roll_back().await?;
                 }
