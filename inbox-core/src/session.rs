@@ -93,11 +93,12 @@ impl<Db: InboxDatabase> Session<Db> {
         begin: &Arc<str>,
         claim: &Claim<'_>,
     ) -> Result<Claimed, sqlx::Error> {
-        self.begin(begin).await?;
+        self.tx.forget_errors();
         Db::claim(
             self.tx.conn(),
             &self.layout.statements,
             &mut self.guard,
+            begin,
             claim,
         )
         .await

@@ -85,11 +85,12 @@ pub trait InboxDatabase: Database + sealed::Sealed {
     /// The text that begins a transaction and states everything that it depends on.
     fn begin_text(statements: &Self::Statements, options: &TransactionOptions) -> String;
 
-    /// Inserts the claim as the first statement of the open transaction.
+    /// Begins a transaction with `begin` and inserts the claim as its first statement.
     fn claim(
         conn: &mut Self::Connection,
         statements: &Self::Statements,
         guard: &mut Self::Guard,
+        begin: &Arc<str>,
         claim: &Claim<'_>,
     ) -> impl Future<Output = Result<Claimed, sqlx::Error>> + Send;
 

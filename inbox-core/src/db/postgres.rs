@@ -49,8 +49,9 @@ pub struct PostgresStatements {
     dead_letter: Statement,
     dead_letter_beside: Statement,
     record_failure: Statement,
-    /// Fence and COMMIT around what is done in between, with the claim row's place between the two.
-    fence: (String, String),
+    /// States the durability of a commit, which a handler may have changed.
+    durable: String,
+    /// The text before and after the place of the claim's row.
     forget_failures: (String, String),
     /// Brings a session to the state in which every transaction of ours begins.
     settle_session: String,
@@ -66,7 +67,10 @@ pub struct PostgresGuard {
     /// Fence and COMMIT go to the server as one query, behind the driver's back: it still counts a transaction
     /// that has ended. The next one takes its place, so savepoints stay savepoints.
     is_ended: bool,
-    /// Where the claim's row lies (its `ctid`, digits and punctuation), by which the fence finds it.
+    /// The name of the savepoint that proves the transaction, new for each. Around claim and handler, so that
+    /// whatever ends the transaction loses it; and unlike a query it needs no planning.
+    fence: String,
+    /// Where the claim's row lies (its `ctid`, digits and punctuation).
     claim_row: String,
 }
 
@@ -178,8 +182,13 @@ impl InboxDatabase for Postgres {
         conn: &mut PgConnection,
         statements: &PostgresStatements,
         guard: &mut PostgresGuard,
+        begin: &Arc<str>,
         claim: &Claim<'_>,
     ) -> Result<Claimed, sqlx::Error> {
+        // A name that no handler can have chosen.
+        guard.fence = format!("inbox_fence_{:016x}", fastrand::u64(..));
+        let text = format!("{begin}; SAVEPOINT {}", guard.fence);
+        Self::begin(conn, guard, &text.into()).await?;
         let row = sqlx::query(statements.claim.text())
             .bind(claim.key.message_id)
             .bind(claim.key.consumer)
@@ -233,9 +242,9 @@ impl InboxDatabase for Postgres {
         if let Err(error) = roll_back_to::<Self>(conn, 1).await {
             return Sealed::Unproven(error);
         }
-        let text = statements.seal_text(&guard.claim_row, has_failures);
+        let text = statements.seal_text(guard, has_failures);
         // Each statement answers for itself, in order: the number of answers tells which one failed.
-        let before_commit = if has_failures { 2 } else { 1 };
+        let before_commit = if has_failures { 3 } else { 2 };
         let mut answered = 0;
         let mut answers =
             sqlx::Executor::fetch_many(&mut *conn, sqlx::raw_sql(AssertSqlSafe(text)));
@@ -259,11 +268,11 @@ impl InboxDatabase for Postgres {
             0 if from_server => match sqlstate(&error).as_deref() {
                 // in_failed_sql_transaction
                 Some("25P02") => Sealed::Aborted,
-                // division_by_zero: no row, no proof
-                Some("22012") => Sealed::Gone,
+                // no_active_sql_transaction, invalid_savepoint_specification
+                Some("25P01" | "3B001") => Sealed::Gone,
                 _ => Sealed::Unproven(error),
             },
-            1 if has_failures && from_server => Sealed::Failed(error),
+            n if n < before_commit && from_server => Sealed::Failed(error),
             n if n == before_commit && Self::is_known_rollback(&error) => {
                 guard.is_ended = true;
                 Sealed::Refused(error)
@@ -422,11 +431,12 @@ impl InboxDatabase for Postgres {
 
 impl PostgresStatements {
     /// Fence, the forgetting of failures and COMMIT as one query.
-    fn seal_text(&self, claim_row: &str, has_failures: bool) -> String {
-        let mut text = String::with_capacity(512);
-        let forget = has_failures.then_some(&self.forget_failures);
-        for (before, after) in std::iter::once(&self.fence).chain(forget) {
-            text.extend([before.as_str(), claim_row, after.as_str()]);
+    fn seal_text(&self, guard: &PostgresGuard, has_failures: bool) -> String {
+        let mut text = String::with_capacity(384);
+        text.extend(["RELEASE SAVEPOINT ", &guard.fence, "; ", &self.durable]);
+        if has_failures {
+            let (before, after) = &self.forget_failures;
+            text.extend([before.as_str(), &guard.claim_row, after]);
         }
         text.push_str("COMMIT");
         text
@@ -463,21 +473,16 @@ impl PostgresStatements {
             claim: Statement::new(format!(
                 "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
                  VALUES ($1, $2, $3, $4, $5) ON CONFLICT (message_id, consumer_name) DO NOTHING \
-                 RETURNING pg_current_xact_id()::xid::text, ctid::text, (SELECT attempts FROM {attempts} WHERE {key}), \
+                 RETURNING xmin::text, ctid::text, (SELECT attempts FROM {attempts} WHERE {key}), \
                  set_config('lock_timeout', '{lock_timeout}', true), pg_advisory_unlock_all()",
                 lock_timeout = effective.lock_timeout,
             )),
             is_dead: Statement::new(format!(
                 "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
             )),
-            // The row is there, in a version that this very transaction made; nothing else answers 1. The handler
-            // may have made this commit asynchronous: the durability is stated here again.
-            fence: (
-                format!(
-                    "SELECT 1 / count(*), set_config('synchronous_commit', {}, true) FROM {processed} WHERE ctid = '",
-                    literal(&effective.synchronous_commit)
-                ),
-                "' AND xmin = pg_current_xact_id()::xid; ".to_owned(),
+            durable: format!(
+                "SET LOCAL synchronous_commit = {}; ",
+                literal(&effective.synchronous_commit)
             ),
             forget_failures: (
                 format!(

@@ -212,8 +212,10 @@ impl InboxDatabase for Sqlite {
         conn: &mut SqliteConnection,
         statements: &SqliteStatements,
         guard: &mut SqliteGuard,
+        begin: &Arc<str>,
         claim: &Claim<'_>,
     ) -> Result<Claimed, sqlx::Error> {
+        Self::begin(conn, guard, begin).await?;
         let inserted = sqlx::query(statements.claim.text())
             .bind(claim.key.message_id)
             .bind(claim.key.consumer)

@@ -133,6 +133,44 @@ on_each_database! {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn an_id_is_data_whatever_it_looks_like() {
+        let odd = [
+            "'", "''", "\\'", "\\", "\\x41", "E'\\\\x", "'); DROP TABLE ledger; --", "$1", "?1", "%s", "{}", "/*", "--", "\"",
+            "a\r\n", "\t.", "é", "日本", "\u{202e}", "😀", "\u{feff}x", "a'::bytea",
+        ];
+        let sandbox = Db::fresh(10).await;
+        let broker = MemoryBroker::new();
+        let inbox = Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders"))
+            .register(charge::handler())
+            .concurrency(1)
+            .build()
+            .await
+            .unwrap();
+        // One worker takes them in a row: all but the first claim find a session that has just committed.
+        for _ in 0..2 {
+            for id in odd {
+                let order = order(id).message_type(format!("OrderPlaced{id}")).correlation_id(id);
+                broker.publish("orders", order);
+            }
+        }
+        let running = Running::start(inbox);
+        all_acked(&broker).await;
+        running.stop().await;
+        let mut stored = Db::texts(&sandbox.pool, "SELECT message_id FROM inbox_processed_messages").await;
+        let mut effects = Db::texts(&sandbox.pool, "SELECT msg_id FROM ledger").await;
+        let correlated = "SELECT count(*) FROM inbox_processed_messages WHERE correlation_id = message_id \
+                          AND message_type = 'OrderPlaced' || message_id";
+        assert_eq!(Db::number(&sandbox.pool, correlated).await, i64::try_from(odd.len()).unwrap());
+        let mut expected = odd.map(str::to_owned);
+        expected.sort();
+        stored.sort();
+        effects.sort();
+        assert_eq!(stored, expected);
+        assert_eq!(effects, expected);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn ids_are_compared_byte_for_byte() {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();
