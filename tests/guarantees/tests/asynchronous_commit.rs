@@ -1,5 +1,6 @@
 //! A setting under which an ack proves less is told once at start-up. Alone in its process, because it reads
 //! all that was logged.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use inbox_guarantees::{EventLog, OrderPlaced, Running, TestDatabase, all_acked, bill, order};
 use inbox_runtime::brokers::MemoryBroker;

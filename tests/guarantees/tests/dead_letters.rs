@@ -1,4 +1,5 @@
 //! What cannot be processed is kept whole, once, with its reason, and never loops.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,5 @@
 //! A message that comes any number of times has its effect once.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,5 +1,6 @@
 //! Which error means what: only a handler's own failures count against its message, conflicts are tried again
 //! within bounds, and what is the database's fault loses and counts nothing.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::{Duration, Instant};
 

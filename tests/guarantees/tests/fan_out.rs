@@ -1,4 +1,5 @@
 //! One delivery for several consumers, and which consumer gets which message.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

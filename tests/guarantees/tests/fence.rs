@@ -1,5 +1,6 @@
 //! A handler that ends the inbox transaction, or breaks it and says `Ok`, is never taken for a success: what
 //! the database can prevent is prevented, the rest is found by the fence and told.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::Duration;
 

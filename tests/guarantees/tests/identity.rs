@@ -1,4 +1,5 @@
 //! What makes two deliveries the same message: the id that its producer gave it, whole, and nothing else.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,4 +1,5 @@
 //! Claim and effect live in one database, so they are lost and restored together.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,5 +1,6 @@
 //! What a handler does to its session ends with its message: neither the next message nor the pool's next user
 //! sees any of it, and what the pool itself has set on its sessions stays.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::Duration;
 

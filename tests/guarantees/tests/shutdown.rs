@@ -1,4 +1,5 @@
 //! A shutdown, orderly or not, leaves nothing half done.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::future::pending;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Everything that is wrong is told before the first message, all of it at once.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::marker::PhantomData;
 use std::time::Duration;

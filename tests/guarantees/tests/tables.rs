@@ -1,4 +1,5 @@
 //! The inbox works under any name that the database allows, and sends no statement with one that it does not.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! A handler is still a function: a unit test calls it.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
