@@ -52,6 +52,12 @@ impl<Db: InboxDatabase> Inbox<Db> {
     ///
     /// The pool stays the application's: workers take a connection while they have messages and return it,
     /// reset, when they idle. It must be large enough for the concurrency and one more.
+    ///
+    /// On PostgreSQL every message begins with the session as the pool made it: settings and role that a handler
+    /// changed are reset to what the pool's connection options and `after_connect` had set. Settings with a dot in
+    /// their name (`app.tenant`) are not listed by the server, so give those as connection options
+    /// ([`PgConnectOptions::options`](https://docs.rs/sqlx/0.9/sqlx/postgres/struct.PgConnectOptions.html#method.options)),
+    /// which survive every reset.
     pub fn builder(pool: Pool<Db>) -> InboxBuilder<Db> {
         InboxBuilder::new(pool)
     }
