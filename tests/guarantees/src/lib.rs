@@ -514,17 +514,17 @@ impl Running {
     }
 }
 
-/// Waits until `condition` holds, for at most 20 seconds.
+/// Waits until `condition` holds, for at most a minute.
 ///
 /// # Panics
 ///
 /// When it does not come to hold.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     while !condition().await {
         assert!(
             tokio::time::Instant::now() < deadline,
-            "not within 20 s: {what}"
+            "not within a minute: {what}"
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
