@@ -16,7 +16,7 @@ pub enum Step {
     AfterClaim,
     /// 3: so is the handler's work.
     AfterHandler,
-    /// 4: the fence held.
+    /// 4: fence and COMMIT are sent next, as one query where the database allows.
     BeforeCommit,
     /// 5: claim and work are durable.
     AfterCommit,
