@@ -3,10 +3,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Pool;
-use sqlx_core::transaction::TransactionManager;
 
 use crate::db::{
-    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, InboxDatabase, Sealed, TraceOfClaim,
+    Claim, ClaimKey, Claimed, ErrorClass, InboxDatabase, Sealed, TraceOfClaim, uneven_depth,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::error::HandlerError;
@@ -140,8 +139,7 @@ impl<Db: InboxDatabase> Session<Db> {
     ///
     /// What the database answers; [`InboxDatabase::is_known_rollback`] tells what it means.
     pub async fn commit(&mut self) -> Result<(), sqlx::Error> {
-        let depth = Db::TransactionManager::get_transaction_depth(&self.tx);
-        if depth != 1 {
+        if let Some(depth) = uneven_depth::<Db>(self.tx.conn()) {
             return Err(sqlx::Error::Protocol(format!(
                 "COMMIT at transaction depth {depth}"
             )));
@@ -214,7 +212,7 @@ impl<Db: InboxDatabase> Session<Db> {
         &mut self,
         key: ClaimKey<'_>,
         failure: &FailureText,
-    ) -> Result<AttemptRecord, sqlx::Error> {
+    ) -> Result<u32, sqlx::Error> {
         Db::record_failure(self.tx.conn(), &self.layout.statements, key, failure).await
     }
 

@@ -343,8 +343,12 @@ impl<Db: InboxDatabase> Worker<Db> {
             ))),
             Sealed::Gone => Failure::of_handler(FailureText::new(
                 "the handler ended the inbox transaction itself (COMMIT, ROLLBACK, PREPARE TRANSACTION, or a \
-                 statement that implies one); leave the transaction to the runtime",
+                 statement that implies one), or removed or changed its claim; leave both to the runtime",
             )),
+            Sealed::Uneven(depth) => Failure::of_handler(FailureText::new(format!(
+                "the handler left the driver at transaction depth {depth} instead of 1: a savepoint was neither \
+                 released nor rolled back (forgotten with `mem::forget`), or the transaction was ended"
+            ))),
             Sealed::Unproven(error) => Failure {
                 cause: Some(Db::classify(&error)),
                 ..Failure::of_handler(FailureText::of_error(&error))
@@ -493,9 +497,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
         let recorded = async {
             session.begin(&self.shared.begin).await?;
-            let record = session.record_failure(attempt.key(), &failure.text).await?;
+            let failures = session.record_failure(attempt.key(), &failure.text).await?;
             session.commit().await?;
-            Ok(record.attempts)
+            Ok(failures)
         };
         let failures = match limited(STATEMENT_LIMIT, "counting the failure", recorded).await {
             Ok(failures) => failures,
@@ -568,8 +572,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             if failure.reason != DeadLetterReason::AttemptsExhausted {
                 // The verdict came without a count, and a dead letter has at least one: by it the next claim
                 // knows that there is something to look for.
-                let record = session.record_failure(attempt.key(), &failure.text).await?;
-                attempts = record.attempts;
+                attempts = session.record_failure(attempt.key(), &failure.text).await?;
             }
             let letter = letter(attempt, failure, attempts);
             session

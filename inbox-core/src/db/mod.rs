@@ -158,13 +158,13 @@ pub trait InboxDatabase: Database + sealed::Sealed {
         existing: ExistingEntry,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Counts a failure and answers how many there are now.
+    /// Counts a failure and answers how many there are, this one included.
     fn record_failure(
         conn: &mut Self::Connection,
         statements: &Self::Statements,
         key: ClaimKey<'_>,
         failure: &FailureText,
-    ) -> impl Future<Output = Result<AttemptRecord, sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<u32, sqlx::Error>> + Send;
 
     /// What kind of error this is, by its code and never by its text.
     fn classify(error: &sqlx::Error) -> ErrorClass;
@@ -279,8 +279,11 @@ pub enum Sealed {
     Committed,
     /// A failed statement had aborted it: COMMIT would have rolled back, and said nothing.
     Aborted,
-    /// The open transaction was not the one that claimed: the handler had ended that.
+    /// The claim is not in the open transaction: the handler had ended the one that made it, or removed it.
     Gone,
+    /// The driver counts this many levels instead of one: the handler forgot a savepoint, and what it did since
+    /// would be lost with it.
+    Uneven(usize),
     /// The proof itself failed; nothing is committed.
     Unproven(sqlx::Error),
     /// A statement of our own failed after the proof; nothing is committed.
@@ -301,14 +304,6 @@ pub enum TraceOfClaim {
     Ours,
     /// The claim is committed, by another transaction.
     Foreign,
-}
-
-/// The counted failures of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct AttemptRecord {
-    /// How many there are, this one included.
-    pub attempts: u32,
 }
 
 /// What kind of error a database reported.
@@ -419,16 +414,22 @@ impl Statement {
     }
 }
 
-/// Undoes savepoints above `depth`, or with 0 the transaction too, as far as the driver counts them.
+/// Undoes the transaction and its savepoints, as far as the driver counts them.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) async fn roll_back_to<Db: InboxDatabase>(
+pub(crate) async fn roll_back_all<Db: InboxDatabase>(
     conn: &mut Db::Connection,
-    depth: usize,
 ) -> Result<(), sqlx::Error> {
-    while Db::TransactionManager::get_transaction_depth(conn) > depth {
+    while Db::TransactionManager::get_transaction_depth(conn) > 0 {
         Db::TransactionManager::rollback(conn).await?;
     }
     Ok(())
+}
+
+/// How many levels the driver counts, when it is not the one of the transaction itself: a COMMIT would release a
+/// savepoint then, or do nothing.
+pub(crate) fn uneven_depth<Db: InboxDatabase>(conn: &Db::Connection) -> Option<usize> {
+    let depth = Db::TransactionManager::get_transaction_depth(conn);
+    (depth != 1).then_some(depth)
 }
 
 /// A text for the driver. Safe: ours are built from checked names and numbers.

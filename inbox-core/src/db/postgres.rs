@@ -11,9 +11,9 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
 use super::{
-    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Finding, InboxDatabase, Inspection,
-    MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations,
-    roll_back_to, schema_findings,
+    Claim, ClaimKey, Claimed, ErrorClass, Finding, InboxDatabase, Inspection, MigrationError,
+    Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations, roll_back_all,
+    schema_findings, uneven_depth,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
@@ -49,6 +49,10 @@ pub struct PostgresStatements {
     dead_letter: Statement,
     dead_letter_beside: Statement,
     record_failure: Statement,
+    /// What the fence runs as a prepared statement.
+    fence: String,
+    /// Brings back the role that may read the claims, which a handler may have left for a narrower one.
+    own_role: String,
     /// States the durability of a commit, which a handler may have changed.
     durable: String,
     /// The text before and after the place of the claim's row.
@@ -67,10 +71,10 @@ pub struct PostgresGuard {
     /// Fence and COMMIT go to the server as one query, behind the driver's back: it still counts a transaction
     /// that has ended. The next one takes its place, so savepoints stay savepoints.
     is_ended: bool,
-    /// The name of the savepoint that proves the transaction, new for each. Around claim and handler, so that
-    /// whatever ends the transaction loses it; and unlike a query it needs no planning.
-    fence: String,
-    /// Where the claim's row lies (its `ctid`, digits and punctuation).
+    /// The name of this session's prepared fence. Prepared in SQL, because only so it can go in one query with
+    /// COMMIT; as plain text it would cost more to plan than to run.
+    fence: Option<String>,
+    /// Where the claim's row lies (its `ctid`, digits and punctuation), by which the fence finds it.
     claim_row: String,
 }
 
@@ -148,12 +152,16 @@ impl InboxDatabase for Postgres {
             statements.restore_session.clone(),
         )))
         .await?;
+        if let Some(fence) = guard.fence.take() {
+            let text = format!("DEALLOCATE {fence}");
+            conn.execute(sqlx::raw_sql(AssertSqlSafe(text))).await?;
+        }
         if guard.is_ended {
             // The driver shall count none when the pool gets the connection back, and can be told so only by a
             // rollback.
             conn.execute(sqlx::raw_sql("BEGIN")).await?;
             guard.is_ended = false;
-            roll_back_to::<Self>(conn, 0).await?;
+            roll_back_all::<Self>(conn).await?;
         }
         Ok(())
     }
@@ -185,10 +193,7 @@ impl InboxDatabase for Postgres {
         begin: &Arc<str>,
         claim: &Claim<'_>,
     ) -> Result<Claimed, sqlx::Error> {
-        // A name that no handler can have chosen.
-        guard.fence = format!("inbox_fence_{:016x}", fastrand::u64(..));
-        let text = format!("{begin}; SAVEPOINT {}", guard.fence);
-        Self::begin(conn, guard, &text.into()).await?;
+        Self::begin(conn, guard, begin).await?;
         let row = sqlx::query(statements.claim.text())
             .bind(claim.key.message_id)
             .bind(claim.key.consumer)
@@ -201,6 +206,13 @@ impl InboxDatabase for Postgres {
             return Ok(Claimed::Duplicate);
         };
         guard.claim_row = row.try_get(1)?;
+        if guard.fence.is_none() {
+            // Not before the first claim: with the tables away it would fail, and that is the claim's to tell.
+            let name = format!("inbox_fence_{:016x}", fastrand::u64(..));
+            let text = format!("PREPARE {name} (tid) AS {}", statements.fence);
+            conn.execute(sqlx::raw_sql(AssertSqlSafe(text))).await?;
+            guard.fence = Some(name);
+        }
         let attempts = count(row.try_get::<Option<i32>, _>(2)?);
         // A dead letter that was kept under a claim has a counted failure: new messages are spared the look.
         let dead = attempts > 0
@@ -238,13 +250,15 @@ impl InboxDatabase for Postgres {
         _key: ClaimKey<'_>,
         has_failures: bool,
     ) -> Sealed {
-        // A savepoint that a handler forgot was never released.
-        if let Err(error) = roll_back_to::<Self>(conn, 1).await {
-            return Sealed::Unproven(error);
+        if let Some(depth) = uneven_depth::<Self>(conn) {
+            return Sealed::Uneven(depth);
         }
-        let text = statements.seal_text(guard, has_failures);
+        let Some(fence) = &guard.fence else {
+            return Sealed::Gone;
+        };
+        let text = statements.seal_text(fence, &guard.claim_row, has_failures);
         // Each statement answers for itself, in order: the number of answers tells which one failed.
-        let before_commit = if has_failures { 3 } else { 2 };
+        let before_commit = if has_failures { 4 } else { 3 };
         let mut answered = 0;
         let mut answers =
             sqlx::Executor::fetch_many(&mut *conn, sqlx::raw_sql(AssertSqlSafe(text)));
@@ -265,11 +279,11 @@ impl InboxDatabase for Postgres {
         match answered {
             // Not even a server that went away ran COMMIT when the proof before it was not answered. Without a
             // word from the server it may have run all of it.
-            0 if from_server => match sqlstate(&error).as_deref() {
+            0 | 1 if from_server => match sqlstate(&error).as_deref() {
                 // in_failed_sql_transaction
                 Some("25P02") => Sealed::Aborted,
-                // no_active_sql_transaction, invalid_savepoint_specification
-                Some("25P01" | "3B001") => Sealed::Gone,
+                // division_by_zero: no such row, no proof
+                Some("22012") => Sealed::Gone,
                 _ => Sealed::Unproven(error),
             },
             n if n < before_commit && from_server => Sealed::Failed(error),
@@ -295,7 +309,7 @@ impl InboxDatabase for Postgres {
         if guard.is_ended {
             return Ok(());
         }
-        roll_back_to::<Self>(conn, 0).await
+        roll_back_all::<Self>(conn).await
     }
 
     fn is_known_rollback(error: &sqlx::Error) -> bool {
@@ -387,16 +401,14 @@ impl InboxDatabase for Postgres {
         statements: &PostgresStatements,
         key: ClaimKey<'_>,
         failure: &FailureText,
-    ) -> Result<AttemptRecord, sqlx::Error> {
+    ) -> Result<u32, sqlx::Error> {
         let attempts: i32 = sqlx::query_scalar(statements.record_failure.text())
             .bind(key.message_id)
             .bind(key.consumer)
             .bind(failure.as_str())
             .fetch_one(conn)
             .await?;
-        Ok(AttemptRecord {
-            attempts: count(Some(attempts)),
-        })
+        Ok(count(Some(attempts)))
     }
 
     fn classify(error: &sqlx::Error) -> ErrorClass {
@@ -430,13 +442,14 @@ impl InboxDatabase for Postgres {
 }
 
 impl PostgresStatements {
-    /// Fence, the forgetting of failures and COMMIT as one query.
-    fn seal_text(&self, guard: &PostgresGuard, has_failures: bool) -> String {
+    /// Fence, durability, the forgetting of failures and COMMIT as one query.
+    fn seal_text(&self, fence: &str, claim_row: &str, has_failures: bool) -> String {
         let mut text = String::with_capacity(384);
-        text.extend(["RELEASE SAVEPOINT ", &guard.fence, "; ", &self.durable]);
+        text.extend([&self.own_role, "; EXECUTE ", fence, "('", claim_row]);
+        text.extend(["'); ", &self.durable]);
         if has_failures {
             let (before, after) = &self.forget_failures;
-            text.extend([before.as_str(), &guard.claim_row, after]);
+            text.extend([before, claim_row, after]);
         }
         text.push_str("COMMIT");
         text
@@ -480,6 +493,11 @@ impl PostgresStatements {
             is_dead: Statement::new(format!(
                 "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
             )),
+            // The row is there, in the version that this very transaction made; nothing else answers 1.
+            fence: format!(
+                "SELECT 1 / count(*) FROM {processed} WHERE ctid = $1 AND xmin = pg_current_xact_id()::xid"
+            ),
+            own_role: effective.own_role.clone(),
             durable: format!(
                 "SET LOCAL synchronous_commit = {}; ",
                 literal(&effective.synchronous_commit)
@@ -538,7 +556,10 @@ fn restore(effective: &Effective) -> String {
     } else {
         ""
     };
-    format!("RESET ALL; {user}RESET ROLE{}", effective.own_settings)
+    format!(
+        "RESET ALL; {user}{}{}",
+        effective.own_role, effective.own_settings
+    )
 }
 
 /// The settings of a session as the pool hands it out.
@@ -552,6 +573,8 @@ struct Effective {
     version: i64,
     encoding: String,
     is_superuser: bool,
+    /// The statement that brings back the role that the application's pool sets on its sessions, or none.
+    own_role: String,
     /// `; SET a = b; ..` for what the application's pool sets on its sessions.
     own_settings: String,
 }
@@ -591,9 +614,11 @@ impl Effective {
             }
         }
         let role: String = row.try_get(7)?;
-        if role != "none" {
-            let _ = write!(own_settings, "; SET ROLE {}", quoted(&role));
-        }
+        let own_role = if role == "none" {
+            "RESET ROLE".to_owned()
+        } else {
+            format!("SET ROLE {}", quoted(&role))
+        };
         let idle: i64 = row.try_get(3)?;
         Ok(Self {
             synchronous_commit: row.try_get(0)?,
@@ -608,6 +633,7 @@ impl Effective {
             version: row.try_get(6)?,
             encoding: row.try_get(8)?,
             is_superuser: row.try_get(9)?,
+            own_role,
             own_settings,
         })
     }

@@ -10,9 +10,9 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
 use super::{
-    AttemptRecord, Claim, ClaimKey, Claimed, ErrorClass, Finding, InboxDatabase, Inspection,
-    MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations,
-    roll_back_to, schema_findings,
+    Claim, ClaimKey, Claimed, ErrorClass, Finding, InboxDatabase, Inspection, MigrationError,
+    Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations, roll_back_all,
+    schema_findings, uneven_depth,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
@@ -263,9 +263,15 @@ impl InboxDatabase for Sqlite {
         key: ClaimKey<'_>,
         has_failures: bool,
     ) -> Sealed {
-        // A savepoint that a handler forgot was never released.
-        if let Err(error) = roll_back_to::<Self>(conn, 1).await {
-            return Sealed::Unproven(error);
+        match Self::trace(conn, statements, key, None).await {
+            Ok(TraceOfClaim::Absent) => return Sealed::Gone,
+            Ok(_) => {}
+            Err(error) => return Sealed::Unproven(error),
+        }
+        // Not before an answer of the driver's thread: until then it may be busy with the rollback of a savepoint
+        // that the handler dropped.
+        if let Some(depth) = uneven_depth::<Self>(conn) {
+            return Sealed::Uneven(depth);
         }
         // SQLite has no aborted transactions: a swallowed error leaves the transaction as it was before the
         // statement, or rolls all of it back, and then the savepoint is gone.
@@ -306,7 +312,7 @@ impl InboxDatabase for Sqlite {
         conn: &mut SqliteConnection,
         _guard: &mut SqliteGuard,
     ) -> Result<(), sqlx::Error> {
-        roll_back_to::<Self>(conn, 0).await
+        roll_back_all::<Self>(conn).await
     }
 
     fn is_known_rollback(error: &sqlx::Error) -> bool {
@@ -394,14 +400,13 @@ impl InboxDatabase for Sqlite {
         statements: &SqliteStatements,
         key: ClaimKey<'_>,
         failure: &FailureText,
-    ) -> Result<AttemptRecord, sqlx::Error> {
-        let attempts: u32 = sqlx::query_scalar(statements.record_failure.text())
+    ) -> Result<u32, sqlx::Error> {
+        sqlx::query_scalar(statements.record_failure.text())
             .bind(key.message_id)
             .bind(key.consumer)
             .bind(failure.as_str())
             .fetch_one(conn)
-            .await?;
-        Ok(AttemptRecord { attempts })
+            .await
     }
 
     fn classify(error: &sqlx::Error) -> ErrorClass {

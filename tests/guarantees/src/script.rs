@@ -55,20 +55,22 @@ impl Script {
     /// In every run for this message.
     #[must_use]
     pub fn always(self, id: &str, steps: impl IntoIterator<Item = Step>) -> Self {
-        self.change(|state| {
-            state
-                .steps
-                .insert(id.to_owned(), vec![steps.into_iter().collect()])
-        });
-        self
+        self.first(id, [steps.into_iter().collect()])
     }
 
     /// In the first run for this message; later ones only bill.
     #[must_use]
     pub fn once(self, id: &str, steps: impl IntoIterator<Item = Step>) -> Self {
+        self.first(id, [steps.into_iter().collect(), Vec::new()])
+    }
+
+    /// In the first runs for this message, one after the other; later ones are like the last.
+    #[must_use]
+    pub fn first(self, id: &str, runs: impl IntoIterator<Item = Vec<Step>>) -> Self {
         self.change(|state| {
-            let runs = vec![steps.into_iter().collect(), Vec::new()];
-            state.steps.insert(id.to_owned(), runs)
+            state
+                .steps
+                .insert(id.to_owned(), runs.into_iter().collect())
         });
         self
     }

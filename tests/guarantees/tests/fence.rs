@@ -131,8 +131,8 @@ on_each_database! {
         script.play(&id, tx).await
     }
 
-    /// Like [`charge`], and forgets a savepoint with the script's work in it.
-    #[inbox_handler(consumer = "billing")]
+    /// Like [`charge`], and forgets m-1's savepoint with the script's work in it.
+    #[inbox_handler(consumer = "billing", max_attempts = 2)]
     async fn forgets(
         order: OrderPlaced,
         tx: &mut Tx<Db>,
@@ -142,7 +142,11 @@ on_each_database! {
         bill!(Db, order, id, tx);
         let mut inner = tx.savepoint().await?;
         script.play(&id, &mut inner).await?;
-        std::mem::forget(inner);
+        if id.as_str() == "m-1" {
+            std::mem::forget(inner);
+        } else {
+            inner.release().await?;
+        }
         Ok(())
     }
 
@@ -193,10 +197,21 @@ on_each_database! {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_forgotten_savepoint_is_rolled_back_and_the_rest_is_committed() {
+    async fn a_forgotten_savepoint_is_told_and_nothing_behind_it_is_lost_in_silence() {
         let script = Script::default().always("m-1", [run(LATE)]);
         let trial = Trial::of(Db::fresh(4).await, script, forgets::handler()).await;
-        trial.processed().await;
+        trial.refused(&["a savepoint was neither released nor rolled back"]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_handler_that_removes_its_claim_is_not_committed_without_it() {
+        for removal in [
+            "DELETE FROM inbox_processed_messages",
+            "DELETE FROM inbox_processed_messages WHERE received_at >= '2000-01-01'",
+            "UPDATE inbox_processed_messages SET message_id = 'other' WHERE message_id = 'm-1'",
+        ] {
+            of([run(removal)]).await.refused(&["removed or changed its claim"]).await;
+        }
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -334,6 +349,43 @@ mod on_postgres {
         let script = Script::default().always("m-1", steps);
         let trial = Trial::of(sandbox, script, charge::handler()).await;
         trial.escaped(&["out of stock"]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn truncated_claims_are_not_taken_for_success() {
+        of([run("TRUNCATE inbox_processed_messages")])
+            .await
+            .refused(&["removed or changed its claim"])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn prepared_statements_that_a_handler_drops_cost_it_its_session_alone() {
+        of([run("DEALLOCATE ALL")])
+            .await
+            .refused(&["does not exist"])
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_handler_may_end_as_a_role_that_sees_no_claims() {
+        let sandbox = Postgres::fresh(4).await;
+        let role = sandbox.role().await;
+        let pool = sandbox.pool.clone();
+        let script = Script::default().first(
+            "m-1",
+            [
+                vec![Step::Fail("out of stock")],
+                vec![run(format!("SET LOCAL ROLE {role}"))],
+            ],
+        );
+        let trial = Trial::of(sandbox, script, charge::handler()).await;
+        assert_eq!(trial.runs(), 2);
+        trial.sandbox.assert_stored_once("m-1").await;
+        assert_eq!(trial.sandbox.dead_letter_texts().await, [""; 0]);
+        let counted = Postgres::texts(&pool, "SELECT last_failure FROM inbox_attempts").await;
+        assert_eq!(counted, [""; 0], "a success forgets the failures");
+        trial.common().await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
