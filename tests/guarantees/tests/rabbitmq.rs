@@ -66,7 +66,8 @@ impl Scene {
 }
 
 on_each_database! {
-    #[inbox_handler(consumer = "billing", on = "OrderPlaced", max_attempts = 4)]
+    // A broker can take half a minute to stop, and slow messages outlive that.
+    #[inbox_handler(consumer = "billing", on = "OrderPlaced", max_attempts = 4, timeout = "3m")]
     pub(super) async fn charge(
         order: OrderPlaced,
         tx: &mut Tx<Db>,
