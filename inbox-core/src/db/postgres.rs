@@ -41,7 +41,6 @@ impl super::sealed::Sealed for Postgres {}
 /// Statement texts and settings of PostgreSQL, resolved at start-up.
 #[derive(Debug)]
 pub struct PostgresStatements {
-    claim: Statement,
     is_dead: Statement,
     payload_hash: Statement,
     trace: Statement,
@@ -49,7 +48,8 @@ pub struct PostgresStatements {
     dead_letter: Statement,
     dead_letter_beside: Statement,
     record_failure: Statement,
-    /// What the fence runs as a prepared statement.
+    /// What claim and fence run as prepared statements of the session.
+    claim: String,
     fence: String,
     /// Brings back the role that may read the claims, which a handler may have left for a narrower one.
     own_role: String,
@@ -66,16 +66,26 @@ pub struct PostgresStatements {
 }
 
 /// What a prepared PostgreSQL session knows besides its connection.
+///
+/// BEGIN and COMMIT travel in one query with what belongs to them, behind the driver's back. It counts one
+/// transaction from [`prepare`](InboxDatabase::prepare) to [`reset`](InboxDatabase::reset), so that a handler's
+/// savepoints are savepoints.
 #[derive(Debug, Default)]
 pub struct PostgresGuard {
-    /// Fence and COMMIT go to the server as one query, behind the driver's back: it still counts a transaction
-    /// that has ended. The next one takes its place, so savepoints stay savepoints.
-    is_ended: bool,
-    /// The name of this session's prepared fence. Prepared in SQL, because only so it can go in one query with
-    /// COMMIT; as plain text it would cost more to plan than to run.
-    fence: Option<String>,
+    /// Whether a transaction may be open.
+    is_open: bool,
+    /// Claim and fence as this session has prepared them.
+    prepared: Option<Prepared>,
     /// Where the claim's row lies (its `ctid`, digits and punctuation), by which the fence finds it.
     claim_row: String,
+}
+
+/// Names of statements that were prepared in SQL. Only so can they share a query with BEGIN and COMMIT; as plain
+/// text they would cost more to plan than to run.
+#[derive(Debug)]
+struct Prepared {
+    claim: String,
+    fence: String,
 }
 
 impl InboxDatabase for Postgres {
@@ -139,7 +149,9 @@ impl InboxDatabase for Postgres {
         statements: &PostgresStatements,
     ) -> Result<PostgresGuard, sqlx::Error> {
         // A transaction of its own: what it sets must survive a rollback of the first message's.
-        settle(conn, statements).await?;
+        let begin = format!("{}; BEGIN", statements.settle_session);
+        PgTransactionManager::begin(conn, Some(driver_text(&begin.into()))).await?;
+        run(conn, "COMMIT").await?;
         Ok(PostgresGuard::default())
     }
 
@@ -148,22 +160,15 @@ impl InboxDatabase for Postgres {
         statements: &PostgresStatements,
         guard: &mut PostgresGuard,
     ) -> Result<(), sqlx::Error> {
-        conn.execute(sqlx::raw_sql(AssertSqlSafe(
-            statements.restore_session.clone(),
-        )))
-        .await?;
-        if let Some(fence) = guard.fence.take() {
-            let text = format!("DEALLOCATE {fence}");
-            conn.execute(sqlx::raw_sql(AssertSqlSafe(text))).await?;
+        let mut text = format!("BEGIN; {}; ", statements.restore_session);
+        if let Some(Prepared { claim, fence }) = guard.prepared.take() {
+            let _ = write!(text, "DEALLOCATE {claim}; DEALLOCATE {fence}; ");
         }
-        if guard.is_ended {
-            // The driver shall count none when the pool gets the connection back, and can be told so only by a
-            // rollback.
-            conn.execute(sqlx::raw_sql("BEGIN")).await?;
-            guard.is_ended = false;
-            roll_back_all::<Self>(conn).await?;
-        }
-        Ok(())
+        // The driver shall count no transaction when the pool gets the connection back, and can be told so only
+        // by a rollback.
+        text.push_str("COMMIT; BEGIN");
+        run(conn, text).await?;
+        roll_back_all::<Self>(conn).await
     }
 
     fn interrupt(_guard: &PostgresGuard) {
@@ -193,26 +198,17 @@ impl InboxDatabase for Postgres {
         begin: &Arc<str>,
         claim: &Claim<'_>,
     ) -> Result<Claimed, sqlx::Error> {
-        Self::begin(conn, guard, begin).await?;
-        let row = sqlx::query(statements.claim.text())
-            .bind(claim.key.message_id)
-            .bind(claim.key.consumer)
-            .bind(claim.message_type.as_deref())
-            .bind(claim.correlation_id.as_deref())
-            .bind(claim.payload_hash.as_bytes())
-            .fetch_optional(&mut *conn)
-            .await?;
+        let prepared = match &guard.prepared {
+            Some(prepared) => prepared,
+            None => guard.prepared.insert(statements.prepare(conn).await?),
+        };
+        let text = claim_text(begin, &prepared.claim, claim);
+        guard.is_open = true;
+        let row = answer(conn, text).await?;
         let Some(row) = row else {
             return Ok(Claimed::Duplicate);
         };
         guard.claim_row = row.try_get(1)?;
-        if guard.fence.is_none() {
-            // Not before the first claim: with the tables away it would fail, and that is the claim's to tell.
-            let name = format!("inbox_fence_{:016x}", fastrand::u64(..));
-            let text = format!("PREPARE {name} (tid) AS {}", statements.fence);
-            conn.execute(sqlx::raw_sql(AssertSqlSafe(text))).await?;
-            guard.fence = Some(name);
-        }
         let attempts = count(row.try_get::<Option<i32>, _>(2)?);
         // A dead letter that was kept under a claim has a counted failure: new messages are spared the look.
         let dead = attempts > 0
@@ -233,14 +229,8 @@ impl InboxDatabase for Postgres {
         guard: &mut PostgresGuard,
         text: &Arc<str>,
     ) -> Result<(), sqlx::Error> {
-        if guard.is_ended {
-            // Whatever comes of it, a transaction may be open from here on.
-            guard.is_ended = false;
-            conn.execute(sqlx::raw_sql(AssertSqlSafe(Arc::clone(text))))
-                .await?;
-            return Ok(());
-        }
-        PgTransactionManager::begin(conn, Some(driver_text(text))).await
+        guard.is_open = true;
+        run(conn, Arc::clone(text)).await
     }
 
     async fn seal(
@@ -253,10 +243,10 @@ impl InboxDatabase for Postgres {
         if let Some(depth) = uneven_depth::<Self>(conn) {
             return Sealed::Uneven(depth);
         }
-        let Some(fence) = &guard.fence else {
+        let Some(prepared) = &guard.prepared else {
             return Sealed::Gone;
         };
-        let text = statements.seal_text(fence, &guard.claim_row, has_failures);
+        let text = statements.seal_text(&prepared.fence, &guard.claim_row, has_failures);
         // Each statement answers for itself, in order: the number of answers tells which one failed.
         let before_commit = if has_failures { 4 } else { 3 };
         let mut answered = 0;
@@ -272,7 +262,7 @@ impl InboxDatabase for Postgres {
         };
         drop(answers);
         let Some(error) = error else {
-            guard.is_ended = true;
+            guard.is_open = false;
             return Sealed::Committed;
         };
         let from_server = error.as_database_error().is_some();
@@ -288,28 +278,31 @@ impl InboxDatabase for Postgres {
             },
             n if n < before_commit && from_server => Sealed::Failed(error),
             n if n == before_commit && Self::is_known_rollback(&error) => {
-                guard.is_ended = true;
+                guard.is_open = false;
                 Sealed::Refused(error)
             }
             _ => Sealed::Unknown(error),
         }
     }
 
-    async fn commit(
-        conn: &mut PgConnection,
-        _guard: &mut PostgresGuard,
-    ) -> Result<(), sqlx::Error> {
-        PgTransactionManager::commit(conn).await
+    async fn commit(conn: &mut PgConnection, guard: &mut PostgresGuard) -> Result<(), sqlx::Error> {
+        run(conn, "COMMIT").await?;
+        guard.is_open = false;
+        Ok(())
     }
 
     async fn roll_back(
         conn: &mut PgConnection,
         guard: &mut PostgresGuard,
     ) -> Result<(), sqlx::Error> {
-        if guard.is_ended {
-            return Ok(());
+        while PgTransactionManager::get_transaction_depth(conn) > 1 {
+            PgTransactionManager::rollback(conn).await?;
         }
-        roll_back_all::<Self>(conn).await
+        if guard.is_open {
+            run(conn, "ROLLBACK").await?;
+            guard.is_open = false;
+        }
+        Ok(())
     }
 
     fn is_known_rollback(error: &sqlx::Error) -> bool {
@@ -442,6 +435,24 @@ impl InboxDatabase for Postgres {
 }
 
 impl PostgresStatements {
+    /// Prepares claim and fence in a session.
+    ///
+    /// Not when the session is taken from the pool: with the tables away it fails, and that is the claim's to tell.
+    async fn prepare(&self, conn: &mut PgConnection) -> Result<Prepared, sqlx::Error> {
+        // Names that no handler can have chosen.
+        let nonce = fastrand::u64(..);
+        let prepared = Prepared {
+            claim: format!("inbox_claim_{nonce:016x}"),
+            fence: format!("inbox_fence_{nonce:016x}"),
+        };
+        let text = format!(
+            "PREPARE {} (text, text, text, text, text) AS {}; PREPARE {} (tid) AS {}",
+            prepared.claim, self.claim, prepared.fence, self.fence
+        );
+        run(conn, text).await?;
+        Ok(prepared)
+    }
+
     /// Fence, durability, the forgetting of failures and COMMIT as one query.
     fn seal_text(&self, fence: &str, claim_row: &str, has_failures: bool) -> String {
         let mut text = String::with_capacity(384);
@@ -483,13 +494,19 @@ impl PostgresStatements {
         Self {
             // The lock timeout is for the claim alone and ends with it (a duplicate ends the transaction).
             // Advisory locks that a handler left to its session would stay for as long as the worker has work.
-            claim: Statement::new(format!(
+            claim: format!(
                 "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
-                 VALUES ($1, $2, $3, $4, $5) ON CONFLICT (message_id, consumer_name) DO NOTHING \
-                 RETURNING xmin::text, ctid::text, (SELECT attempts FROM {attempts} WHERE {key}), \
+                 VALUES ({id}, {consumer}, {message_type}, {correlation_id}, decode($5, 'hex')) \
+                 ON CONFLICT (message_id, consumer_name) DO NOTHING \
+                 RETURNING xmin::text, ctid::text, \
+                 (SELECT attempts FROM {attempts} WHERE message_id = {id} AND consumer_name = {consumer}), \
                  set_config('lock_timeout', '{lock_timeout}', true), pg_advisory_unlock_all()",
+                id = from_hex(1),
+                consumer = from_hex(2),
+                message_type = from_hex(3),
+                correlation_id = from_hex(4),
                 lock_timeout = effective.lock_timeout,
-            )),
+            ),
             is_dead: Statement::new(format!(
                 "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
             )),
@@ -537,14 +554,64 @@ impl PostgresStatements {
     }
 }
 
+/// Parameter `n` of a statement, text that arrives as hex: digits mean the same whatever a handler did to the
+/// session's settings, and can be nothing but data.
+fn from_hex(n: usize) -> String {
+    format!("convert_from(decode(${n}, 'hex'), 'UTF8')")
+}
+
+/// BEGIN and the claim as one query.
+fn claim_text(begin: &str, statement: &str, claim: &Claim<'_>) -> String {
+    let mut text = String::with_capacity(begin.len() + 512);
+    text.extend([begin, "; EXECUTE ", statement, "("]);
+    for part in [
+        Some(claim.key.message_id.as_bytes()),
+        Some(claim.key.consumer.as_bytes()),
+        claim.message_type.as_deref().map(str::as_bytes),
+        claim.correlation_id.as_deref().map(str::as_bytes),
+        Some(claim.payload_hash.as_bytes()),
+    ] {
+        match part {
+            Some(bytes) => {
+                text.push('\'');
+                for byte in bytes {
+                    let _ = write!(text, "{byte:02x}");
+                }
+                text.push_str("',");
+            }
+            None => text.push_str("NULL,"),
+        }
+    }
+    text.pop();
+    text.push(')');
+    text
+}
+
+/// Runs a text of ours that is one query to the server.
+async fn run(conn: &mut PgConnection, text: impl Into<Arc<str>>) -> Result<(), sqlx::Error> {
+    conn.execute(sqlx::raw_sql(AssertSqlSafe(text.into())))
+        .await?;
+    Ok(())
+}
+
+/// Runs a text of ours to its end, and answers the row of its last statement.
+async fn answer(conn: &mut PgConnection, text: String) -> Result<Option<PgRow>, sqlx::Error> {
+    let mut answers = sqlx::Executor::fetch_many(conn, sqlx::raw_sql(AssertSqlSafe(text)));
+    let mut row = None;
+    while let Some(answer) = answers.next().await {
+        if let Either::Right(found) = answer? {
+            row = Some(found);
+        }
+    }
+    Ok(row)
+}
+
 /// Brings a session to the state in which every transaction of ours begins.
 async fn settle(
     conn: &mut PgConnection,
     statements: &PostgresStatements,
 ) -> Result<(), sqlx::Error> {
-    let text = statements.settle_session.clone();
-    conn.execute(sqlx::raw_sql(AssertSqlSafe(text))).await?;
-    Ok(())
+    run(conn, statements.settle_session.as_str()).await
 }
 
 /// Brings settings and role back to what they were when the pool handed the session out.
