@@ -63,6 +63,10 @@ pub struct HandlerSpec {
     pub max_attempts: u32,
     /// The isolation level of its transaction. Default read committed.
     pub isolation: Isolation,
+    /// Whether each message gets a transaction of its own. Default `false`: messages that wait for the handler
+    /// share one, and when that fails each is tried alone, so that what a handler does outside of its
+    /// transaction can happen once more.
+    pub own_transaction: bool,
 }
 
 impl HandlerSpec {
@@ -85,6 +89,7 @@ impl HandlerSpec {
             timeout: Duration::from_secs(30),
             max_attempts: 5,
             isolation: Isolation::ReadCommitted,
+            own_transaction: false,
         }
     }
 
@@ -120,6 +125,13 @@ impl HandlerSpec {
     #[must_use]
     pub const fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = attempts;
+        self
+    }
+
+    /// Sets whether each message gets a transaction of its own.
+    #[must_use]
+    pub const fn own_transaction(mut self, own: bool) -> Self {
+        self.own_transaction = own;
         self
     }
 

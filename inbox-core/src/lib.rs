@@ -33,8 +33,8 @@ mod tx;
 
 pub use consumer::{ConsumerName, InvalidConsumerName};
 pub use db::{
-    Claim, ClaimKey, Claimed, ErrorClass, Finding, InboxDatabase, Inspection, MigrationError,
-    PayloadHash, Requisites, Sealed, Severity, TraceOfClaim,
+    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Finding, InboxDatabase, Inspection,
+    MigrationError, PayloadHash, Requisites, Sealed, Severity, TraceOfClaim,
 };
 pub use dead_letter::{DeadLetter, DeadLetterReason, ExistingEntry, FailureText};
 pub use delivery::Delivery;

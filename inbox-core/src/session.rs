@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::Pool;
 
 use crate::db::{
-    Claim, ClaimKey, Claimed, ErrorClass, InboxDatabase, Sealed, TraceOfClaim, uneven_depth,
+    ClaimKey, Claimed, Claims, Done, ErrorClass, InboxDatabase, Sealed, TraceOfClaim, uneven_depth,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::error::HandlerError;
@@ -82,23 +82,18 @@ impl<Db: InboxDatabase> Session<Db> {
         }
     }
 
-    /// Begins a transaction and claims a message in its first statement.
+    /// Begins a transaction and makes its claims as the first thing in it. Answers in their order.
     ///
     /// # Errors
     ///
     /// What the database answers. The transaction may be open then: [`Session::roll_back`] or drop.
-    pub async fn claim(
-        &mut self,
-        begin: &Arc<str>,
-        claim: &Claim<'_>,
-    ) -> Result<Claimed, sqlx::Error> {
+    pub async fn claim(&mut self, claims: &Claims<'_>) -> Result<Vec<Claimed>, sqlx::Error> {
         self.tx.forget_errors();
         Db::claim(
             self.tx.conn(),
             &self.layout.statements,
             &mut self.guard,
-            begin,
-            claim,
+            claims,
         )
         .await
     }
@@ -118,19 +113,26 @@ impl<Db: InboxDatabase> Session<Db> {
         &mut self.tx
     }
 
-    /// Ends the transaction of a handler that returned `Ok`, by the fence and COMMIT. Dropping this future leaves
-    /// the outcome unknown, like losing the connection.
+    /// Ends the transaction of handlers that returned `Ok`, by the fence and COMMIT. Dropping this future leaves
+    /// the outcome unknown, like losing the connection. When it is committed, `next` is begun and claimed at once,
+    /// in the same round trip where the database allows.
     ///
     /// After anything but [`Sealed::Committed`] and [`Sealed::Refused`] the session is good for nothing: drop it.
-    pub async fn seal(&mut self, key: ClaimKey<'_>, has_failures: bool) -> Sealed {
-        Db::seal(
+    pub async fn seal(
+        &mut self,
+        done: &Done<'_>,
+        next: Option<&Claims<'_>>,
+    ) -> (Sealed, Option<Result<Vec<Claimed>, sqlx::Error>>) {
+        let answer = Db::seal(
             self.tx.conn(),
             &self.layout.statements,
             &mut self.guard,
-            key,
-            has_failures,
+            done,
+            next,
         )
-        .await
+        .await;
+        self.tx.forget_errors();
+        answer
     }
 
     /// Commits a transaction of our own. Dropping this future leaves the outcome unknown, like losing the connection.

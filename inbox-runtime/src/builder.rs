@@ -68,6 +68,7 @@ pub struct InboxBuilder<Db: InboxDatabase> {
     migrate: bool,
     concurrency: Option<usize>,
     prefetch: Option<usize>,
+    messages_per_transaction: usize,
     claim_wait: Duration,
     commit_wait: Duration,
     grace: Duration,
@@ -99,6 +100,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             migrate: false,
             concurrency: None,
             prefetch: None,
+            messages_per_transaction: 16,
             claim_wait: Duration::from_secs(5),
             commit_wait: Duration::from_secs(30),
             grace: Duration::from_secs(25),
@@ -178,7 +180,18 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         self
     }
 
-    /// How many unsettled deliveries each source may have (default: twice the concurrency).
+    /// How many messages of one handler may share a transaction (default 16; 1: none do).
+    ///
+    /// Messages share one only when they wait anyway, none waits for others to come. When a shared transaction
+    /// fails, each of its messages is tried alone.
+    #[must_use]
+    pub const fn messages_per_transaction(mut self, messages: usize) -> Self {
+        self.messages_per_transaction = messages;
+        self
+    }
+
+    /// How many unsettled deliveries each source may have (default: twice as many as can be in work, the concurrency
+    /// times [`messages_per_transaction`](Self::messages_per_transaction)).
     pub const fn prefetch(mut self, deliveries: usize) -> Self {
         self.prefetch = Some(deliveries);
         self
@@ -243,7 +256,11 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
     /// this version, settings under which a commit is not durable.
     pub async fn build(self) -> Result<Inbox<Db>, BuildError> {
         let concurrency = self.concurrency.unwrap_or(Db::MAX_CONCURRENCY.unwrap_or(4));
-        let prefetch = self.prefetch.unwrap_or(concurrency.saturating_mul(2));
+        let prefetch = self.prefetch.unwrap_or(
+            concurrency
+                .saturating_mul(2)
+                .saturating_mul(self.messages_per_transaction.max(1)),
+        );
         let mut problems = self.static_problems(concurrency, prefetch);
         let inspection = match self.tables.check() {
             Ok(()) => self.look_at_database(&mut problems).await,
@@ -353,6 +370,12 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 ));
             }
         }
+        if self.messages_per_transaction == 0 {
+            problems.push(
+                "messages_per_transaction(0): no message would have a transaction; give 1 or more"
+                    .to_owned(),
+            );
+        }
         if self.broken_after == 0 {
             problems.push(
                 "broken_after(0) would keep every dead letter from being made; give 1 or more"
@@ -431,7 +454,13 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 spec.isolation,
                 spec.timeout.saturating_add(IDLE_MARGIN),
             ));
-            handlers.push(Arc::new(Registered::new(consumer, spec, handler, begin)));
+            handlers.push(Arc::new(Registered::new(
+                consumer,
+                spec,
+                handler,
+                begin,
+                self.messages_per_transaction,
+            )));
         }
         let begin = layout.begin_text(&options(Isolation::ReadCommitted, IDLE_MARGIN));
         let ignored = Arc::new(std::mem::take(&mut self.ignored));
@@ -462,6 +491,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         let shared = Shared {
             gate: Gate::new(queue.0.clone()),
             hold: Hold::new(queue.0.clone(), stop.clone()),
+            concurrency: concurrency.get(),
             pool: self.pool,
             layout,
             state: self.state,

@@ -134,6 +134,10 @@ impl<Db: InboxDatabase> Inbox<Db> {
                     shared: Arc::clone(&self.shared),
                     queue: receiver.clone(),
                     session: None,
+                    ahead: None,
+                    ahead_opened: None,
+                    put_off: None,
+                    may_look_ahead: false,
                 };
                 tokio::spawn(worker.run())
             })

@@ -133,26 +133,71 @@ impl<Db: InboxDatabase> Job<Db> {
         self.settle.is_gone()
     }
 
+    /// The handler of a delivery that concerns one consumer alone and was not tried before.
+    pub(crate) fn fresh_handler(&self) -> Option<Arc<Registered<Db>>> {
+        let Work::Shares(shares) = &self.work else {
+            return None;
+        };
+        let [share] = shares.as_slice() else {
+            return None;
+        };
+        let is_fresh = share.status == Status::Open
+            && share.transient_runs == 0
+            && share.uncounted_tries == 0
+            && !self.is_void();
+        is_fresh.then(|| Arc::clone(&share.handler))
+    }
+
+    /// Acks deliveries, each once, in one call for each assignment.
+    pub(crate) async fn ack_all(jobs: Vec<Self>) {
+        let mut jobs = jobs.into_iter().peekable();
+        while let Some(mut first) = jobs.next() {
+            let Some(token) = first.token.take() else {
+                continue;
+            };
+            let mut verdicts = vec![(token, Verdict::Ack)];
+            // Their slots must not be free before the answer.
+            let mut acked = Vec::new();
+            while let Some(mut job) = jobs.next_if(|job| Arc::ptr_eq(&job.settle, &first.settle)) {
+                verdicts.extend(job.token.take().map(|token| (token, Verdict::Ack)));
+                acked.push(job);
+            }
+            first.send(verdicts).await;
+        }
+    }
+
     /// Settles the delivery, once. A failure is no error of the message: it comes again and is a duplicate.
     pub(crate) async fn settle(&mut self, verdict: Verdict) {
         let Some(token) = self.token.take() else {
             return;
         };
-        let answer =
-            tokio::time::timeout(SETTLE_LIMIT, self.settle.settle(vec![(token, verdict)])).await;
-        match answer.map(|answers| answers.into_iter().next()) {
-            Ok(Some(Ok(()))) => tracing::trace!(source = %self.route.source, ?verdict, "settled"),
-            Ok(Some(Err(error))) => tracing::warn!(
+        self.send(vec![(token, verdict)]).await;
+    }
+
+    /// Sends verdicts to the assignment of this delivery.
+    async fn send(&self, verdicts: Vec<(SettleToken, Verdict)>) {
+        let asked = verdicts.len();
+        let settling = self.settle.settle(verdicts);
+        let answers = tokio::time::timeout(SETTLE_LIMIT, settling)
+            .await
+            .unwrap_or_default();
+        let answered = answers.len();
+        for answer in answers {
+            match answer {
+                Ok(()) => tracing::trace!(source = %self.route.source, "settled"),
+                Err(error) => tracing::warn!(
+                    source = %self.route.source,
+                    error = &error as &dyn std::error::Error,
+                    "a delivery was not settled; it will come again"
+                ),
+            }
+        }
+        if answered < asked {
+            tracing::warn!(
                 source = %self.route.source,
-                ?verdict,
-                error = &error as &dyn std::error::Error,
-                "the delivery was not settled; it will come again"
-            ),
-            Ok(None) | Err(_) => tracing::warn!(
-                source = %self.route.source,
-                ?verdict,
-                "the broker did not answer the settle; the delivery may come again"
-            ),
+                deliveries = asked - answered,
+                "the broker did not answer the settle; the deliveries may come again"
+            );
         }
     }
 

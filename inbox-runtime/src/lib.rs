@@ -59,6 +59,7 @@ pub mod brokers;
 mod builder;
 mod checks;
 mod gate;
+mod group;
 mod hold;
 mod inbox;
 mod intake;

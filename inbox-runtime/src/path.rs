@@ -10,12 +10,14 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use inbox_core::{
-    CallError, Claim, ClaimKey, Claimed, DeadLetter, DeadLetterReason, ErrorClass, ExistingEntry,
-    FailureText, HandlerError, InboxDatabase, Incoming, MessageId, Sealed, Session, TraceOfClaim,
+    CallError, Claim, ClaimKey, Claimed, Claims, DeadLetter, DeadLetterReason, ErrorClass,
+    ExistingEntry, FailureText, HandlerError, IdProblem, InboxDatabase, Incoming, MessageId,
+    Sealed, Session, TraceOfClaim,
 };
 use tracing::Instrument as _;
 
 use crate::backoff;
+use crate::gate::Pass;
 use crate::job::{Job, Outcome, Share, Status, Wait};
 use crate::route::Registered;
 use crate::testing::Step;
@@ -23,7 +25,7 @@ use crate::worker::{Shared, Worker};
 
 /// How long a statement of our own may take before its connection is given up. The claim may wait for a lock
 /// on top of that, and COMMIT has a limit of its own.
-const STATEMENT_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const STATEMENT_LIMIT: Duration = Duration::from_secs(10);
 
 /// What a pass for one consumer came to.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ pub(crate) enum Passed {
 
 /// The end of one attempt.
 #[derive(Debug, Clone, Copy)]
-enum Ending {
+pub(crate) enum Ending {
     Done(Outcome),
     /// Counted against the message; tried again after the delay.
     Failed {
@@ -55,20 +57,67 @@ enum Ending {
 }
 
 /// One message in the hands of one consumer.
-struct Attempt<'a, Db: InboxDatabase> {
-    job: &'a Job<Db>,
-    registered: &'a Registered<Db>,
-    id: &'a MessageId,
-    transient_runs: u32,
+pub(crate) struct Attempt<'a, Db: InboxDatabase> {
+    pub(crate) job: &'a Job<Db>,
+    pub(crate) registered: &'a Registered<Db>,
+    pub(crate) id: &'a MessageId,
+    pub(crate) transient_runs: u32,
 }
 
 impl<'a, Db: InboxDatabase> Attempt<'a, Db> {
+    pub(crate) fn span(&self) -> tracing::Span {
+        tracing::info_span!(
+            "inbox.process",
+            "messaging.system" = self.job.route.system,
+            "messaging.message.id" = self.id.as_str(),
+            "messaging.consumer.group.name" = self.registered.consumer.as_str(),
+            source = self.job.route.source.as_str(),
+        )
+    }
+
     fn key(&self) -> ClaimKey<'a> {
         ClaimKey {
             consumer: self.registered.consumer.as_str(),
             message_id: self.id.as_str(),
         }
     }
+}
+
+/// A session with the answer to the claims that its transaction began with.
+pub(crate) struct Opened<Db: InboxDatabase, Answer> {
+    pub(crate) session: Session<Db>,
+    pub(crate) answer: Result<Answer, Fault>,
+}
+
+impl<Db: InboxDatabase> Opened<Db, Vec<Claimed>> {
+    /// The answer to a single claim.
+    pub(crate) fn sole(self) -> Opened<Db, Claimed> {
+        let answer = self.answer.and_then(|answers| {
+            answers.into_iter().next().ok_or_else(|| {
+                Fault::Database(sqlx::Error::Protocol(
+                    "a claim without an answer".to_owned(),
+                ))
+            })
+        });
+        Opened {
+            session: self.session,
+            answer,
+        }
+    }
+}
+
+/// A message that may be worked on for one consumer.
+pub(crate) struct Admitted<Db: InboxDatabase> {
+    pub(crate) id: MessageId,
+    /// Lets copies wait for as long as this lives.
+    _pass: Pass<Db>,
+}
+
+/// Why a message may not be worked on now.
+pub(crate) enum Refusal {
+    NoId(IdProblem),
+    /// Another copy is in work in this process.
+    GateTaken(MessageId),
 }
 
 /// What the claim that was won told.
@@ -82,7 +131,7 @@ struct Won {
 
 /// What is held against a message after its handler did not succeed.
 #[derive(Debug)]
-struct Failure {
+pub(crate) struct Failure {
     text: FailureText,
     reason: DeadLetterReason,
     /// The delay that the handler asked for.
@@ -92,7 +141,7 @@ struct Failure {
 }
 
 impl Failure {
-    fn of_handler(text: FailureText) -> Self {
+    pub(crate) fn of_handler(text: FailureText) -> Self {
         Self {
             text,
             reason: DeadLetterReason::AttemptsExhausted,
@@ -103,7 +152,7 @@ impl Failure {
 }
 
 /// What a call of the handler came to.
-enum Called {
+pub(crate) enum Called {
     Succeeded,
     Undecodable(FailureText),
     Misconfigured(FailureText),
@@ -123,7 +172,8 @@ enum Committed {
 }
 
 /// A statement of our own that did not succeed.
-enum Fault {
+#[derive(Debug)]
+pub(crate) enum Fault {
     Database(sqlx::Error),
     Hung(&'static str),
 }
@@ -138,7 +188,7 @@ impl Fault {
 }
 
 /// Runs a step of our own with a limit; past it the session must be dropped.
-async fn limited<T>(
+pub(crate) async fn limited<T>(
     limit: Duration,
     what: &'static str,
     step: impl Future<Output = Result<T, sqlx::Error>>,
@@ -150,17 +200,41 @@ async fn limited<T>(
 }
 
 impl<Db: InboxDatabase> Worker<Db> {
+    /// Identifies a message for one consumer and takes its gate. Writes nothing and never waits.
+    pub(crate) fn admit(
+        &self,
+        job: &Job<Db>,
+        registered: &Registered<Db>,
+    ) -> Result<Admitted<Db>, Refusal> {
+        // Without an id there is no claim, so the message cannot have been processed.
+        let id = job
+            .envelope
+            .identify(
+                registered.spec.key,
+                &job.route.id_sources,
+                job.route.id_scope.as_deref(),
+            )
+            .map_err(Refusal::NoId)?;
+        // A copy in work in this process goes first; nothing is held while this one waits.
+        match self.shared.gate.try_enter(&registered.consumer, &id) {
+            Some(pass) => Ok(Admitted { id, _pass: pass }),
+            None => Err(Refusal::GateTaken(id)),
+        }
+    }
+
     /// Takes one consumer's share of a delivery as far as it goes now.
-    pub(crate) async fn process(&mut self, job: &Job<Db>, share: &mut Share<Db>) -> Passed {
+    pub(crate) async fn process(
+        &mut self,
+        job: &Job<Db>,
+        share: &mut Share<Db>,
+        admitted: Option<Admitted<Db>>,
+        opened: Option<Opened<Db, Claimed>>,
+    ) -> Passed {
         let registered = Arc::clone(&share.handler);
-        // Identify: writes nothing. Without an id there is no claim, so the message cannot have been processed.
-        let id = match job.envelope.identify(
-            registered.spec.key,
-            &job.route.id_sources,
-            job.route.id_scope.as_deref(),
-        ) {
-            Ok(id) => id,
-            Err(problem) => {
+        let admitted = match admitted.map_or_else(|| self.admit(job, &registered), Ok) {
+            Ok(admitted) => admitted,
+            Err(Refusal::GateTaken(id)) => return Passed::GateTaken(id),
+            Err(Refusal::NoId(problem)) => {
                 let text = FailureText::new(&problem);
                 let mut letter = DeadLetter::new(
                     &job.route.source,
@@ -175,44 +249,51 @@ impl<Db: InboxDatabase> Worker<Db> {
                 return self.conclude(ending, share, job, None);
             }
         };
-        // Gate: a copy in work in this process goes first; nothing is held while this one waits.
-        let Some(_pass) = self.shared.gate.try_enter(&registered.consumer, &id) else {
-            return Passed::GateTaken(id);
-        };
-        let span = tracing::info_span!(
-            "inbox.process",
-            "messaging.system" = job.route.system,
-            "messaging.message.id" = id.as_str(),
-            "messaging.consumer.group.name" = registered.consumer.as_str(),
-            source = job.route.source.as_str(),
-        );
+        let Admitted { id, _pass } = admitted;
         let attempt = Attempt {
             job,
             registered: &registered,
             id: &id,
             transient_runs: share.transient_runs,
         };
-        let ending = self.attempt(&attempt).instrument(span).await;
+        let ending = self
+            .attempt(&attempt, opened)
+            .instrument(attempt.span())
+            .await;
         self.conclude(ending, share, job, Some(&id))
     }
 
     /// Begins, claims, runs the handler, fences and commits.
-    async fn attempt(&mut self, attempt: &Attempt<'_, Db>) -> Ending {
+    async fn attempt(
+        &mut self,
+        attempt: &Attempt<'_, Db>,
+        opened: Option<Opened<Db, Claimed>>,
+    ) -> Ending {
         let shared = Arc::clone(&self.shared);
-        let Some(mut session) = self.session_when_available().await else {
-            return Ending::Stopping;
-        };
         let spec = &attempt.registered.spec;
+        let claim = Claim::new(attempt.key(), &attempt.job.envelope);
 
         // Claim: crash before COMMIT leaves nothing; the redelivery claims anew.
-        shared.hook.reach(Step::BeforeClaim, attempt.id.as_str());
-        let claim = Claim::new(attempt.key(), &attempt.job.envelope);
-        let claimed = limited(
-            shared.claim_wait + STATEMENT_LIMIT,
-            "the claim",
-            session.claim(&attempt.registered.begin, &claim),
-        );
-        let won = match claimed.await {
+        let opened = match opened {
+            Some(opened) => opened,
+            None => {
+                let Some(session) = self.session_when_available().await else {
+                    return Ending::Stopping;
+                };
+                shared.hook.reach(Step::BeforeClaim, attempt.id.as_str());
+                shared
+                    .claim(
+                        session,
+                        &attempt.registered.begin,
+                        std::slice::from_ref(&claim),
+                    )
+                    .await
+                    .sole()
+            }
+        };
+        let Opened { session, answer } = opened;
+        let mut session = session;
+        let won = match answer {
             Ok(Claimed::Won {
                 dead: true,
                 attempts,
@@ -312,16 +393,16 @@ impl<Db: InboxDatabase> Worker<Db> {
         let shared = Arc::clone(&self.shared);
         let swallowed = session.last_statement_error().map(str::to_owned);
         shared.hook.reach(Step::BeforeCommit, attempt.id.as_str());
-        let sealed = session.seal(attempt.key(), won.attempts > 0);
-        // Until COMMIT's answer is here its outcome is unknown, and unknown is never acked.
-        let Ok(sealed) = tokio::time::timeout(shared.commit_wait, sealed).await else {
-            drop(session);
-            return unknown("COMMIT took longer than its limit");
-        };
+        if self.may_look_ahead {
+            self.look_ahead();
+        }
+        let (sealed, claimed) = self
+            .seal(&mut session, &[attempt.key()], won.attempts > 0)
+            .await;
         let failure = match sealed {
             Sealed::Committed => {
                 shared.hook.reach(Step::AfterCommit, attempt.id.as_str());
-                self.session = Some(session);
+                self.go_on_with(session, claimed);
                 attempt.registered.note_success();
                 return Ending::Done(Outcome::Processed);
             }
@@ -349,6 +430,10 @@ impl<Db: InboxDatabase> Worker<Db> {
                 "the handler left the driver at transaction depth {depth} instead of 1: a savepoint was neither \
                  released nor rolled back (forgotten with `mem::forget`), or the transaction was ended"
             ))),
+            Sealed::Garbled => Failure::of_handler(FailureText::new(
+                "the handler left a statement half-read (a COPY), so the database's answers no longer belong to \
+                 their statements; read it to its end",
+            )),
             Sealed::Unproven(error) => Failure {
                 cause: Some(Db::classify(&error)),
                 ..Failure::of_handler(FailureText::of_error(&error))
@@ -375,27 +460,15 @@ impl<Db: InboxDatabase> Worker<Db> {
             session.payload_hash(claim.key()),
         )
         .await;
-        match stored {
-            Ok(stored) => {
-                if claim
-                    .payload_hash()
-                    .contradicts(stored.flatten().as_deref())
-                {
-                    tracing::error!(
-                        consumer = claim.key().consumer,
-                        message_id = claim.key().message_id,
-                        "another payload under an id that was processed before: the id is not unique, or the \
-                         producer changed the message between two sends; it is skipped as a duplicate"
-                    );
-                }
+        match compare_payloads(claim, stored) {
+            Comparison::Done => self.put_back(session).await,
+            Comparison::Gone => {
                 self.put_back(session).await;
+                return Ending::Uncounted { delay: None };
             }
-            Err(fault) => tracing::warn!(
-                error = fault.text().as_str(),
-                "the payloads could not be compared"
-            ),
+            Comparison::Failed => drop(session),
         }
-        // The claim's own answer decides, whatever came after it.
+        // The claim's own answer decides.
         Ending::Done(Outcome::Duplicate)
     }
 
@@ -464,7 +537,10 @@ impl<Db: InboxDatabase> Worker<Db> {
         .await
         {
             Ok(TraceOfClaim::Absent) => {}
-            Ok(TraceOfClaim::Ours) => return self.escaped(session, attempt, failure).await,
+            Ok(TraceOfClaim::Ours) => {
+                self.session = Some(session);
+                return self.escaped(attempt, failure).await;
+            }
             Ok(_) => {
                 self.session = Some(session);
                 return Ending::Done(Outcome::Duplicate);
@@ -540,15 +616,16 @@ impl<Db: InboxDatabase> Worker<Db> {
     /// that was processed meanwhile is no dead letter.
     async fn keep(
         &mut self,
-        mut session: Session<Db>,
+        session: Session<Db>,
         attempt: &Attempt<'_, Db>,
         failure: &Failure,
         attempts: u32,
     ) -> Ending {
         let claim = Claim::new(attempt.key(), &attempt.job.envelope);
-        let limit = self.shared.claim_wait + STATEMENT_LIMIT;
-        let begin = Arc::clone(&self.shared.begin);
-        match limited(limit, "the claim", session.claim(&begin, &claim)).await {
+        let shared = Arc::clone(&self.shared);
+        let Opened { session, answer } =
+            shared.claim(session, &shared.begin, &[claim]).await.sole();
+        match answer {
             Ok(Claimed::Won { .. }) => self.keep_claimed(session, attempt, failure, attempts).await,
             Ok(_) => {
                 self.put_back(session).await;
@@ -637,12 +714,7 @@ impl<Db: InboxDatabase> Worker<Db> {
 
     /// The handler committed the claim itself. What it did cannot be undone and may be half of its work: the
     /// claim stays, so that it is not repeated, and a dead letter tells a person.
-    async fn escaped(
-        &mut self,
-        session: Session<Db>,
-        attempt: &Attempt<'_, Db>,
-        failure: Failure,
-    ) -> Ending {
+    pub(crate) async fn escaped(&mut self, attempt: &Attempt<'_, Db>, failure: Failure) -> Ending {
         let text = FailureText::new(format!(
             "the handler made the inbox transaction durable itself (a COMMIT of its own); whether its work is \
              complete is not known, and it will not be repeated. {}",
@@ -653,7 +725,6 @@ impl<Db: InboxDatabase> Worker<Db> {
             text,
             ..failure
         };
-        self.session = Some(session);
         self.keep_without_claim(&letter(attempt, &failure, 0)).await
     }
 
@@ -714,7 +785,7 @@ impl<Db: InboxDatabase> Worker<Db> {
     }
 
     /// Rolls back and keeps the session for the next message.
-    async fn put_back(&mut self, session: Session<Db>) {
+    pub(crate) async fn put_back(&mut self, session: Session<Db>) {
         self.session = self.shared.rolled_back(session).await;
     }
 
@@ -722,7 +793,7 @@ impl<Db: InboxDatabase> Worker<Db> {
     ///
     /// While the database is away the worker waits here with the message in hand: nothing is acked, nothing is
     /// handed back, and no other message is touched.
-    async fn session_when_available(&mut self) -> Option<Session<Db>> {
+    pub(crate) async fn session_when_available(&mut self) -> Option<Session<Db>> {
         if let Some(session) = self.session.take() {
             return Some(session);
         }
@@ -752,7 +823,7 @@ impl<Db: InboxDatabase> Worker<Db> {
     }
 
     /// Turns the end of an attempt into the share's status, and says so.
-    fn conclude(
+    pub(crate) fn conclude(
         &self,
         ending: Ending,
         share: &mut Share<Db>,
@@ -826,7 +897,7 @@ impl<Db: InboxDatabase> Worker<Db> {
 /// Steps that need nothing of the worker: they borrow the session of the moment alone.
 impl<Db: InboxDatabase> Shared<Db> {
     /// Runs decode, extract and the handler within its time limit, isolated from panics.
-    async fn call(
+    pub(crate) async fn call(
         &self,
         session: &mut Session<Db>,
         attempt: &Attempt<'_, Db>,
@@ -859,6 +930,19 @@ impl<Db: InboxDatabase> Shared<Db> {
         }
     }
 
+    /// Begins a transaction and makes its claims as the first thing in it.
+    pub(crate) async fn claim(
+        &self,
+        mut session: Session<Db>,
+        begin: &Arc<str>,
+        claims: &[Claim<'_>],
+    ) -> Opened<Db, Vec<Claimed>> {
+        let limit = self.claim_wait + STATEMENT_LIMIT;
+        let claims = Claims { begin, claims };
+        let answer = limited(limit, "the claim", session.claim(&claims)).await;
+        Opened { session, answer }
+    }
+
     /// COMMIT with its own limit: a hung one (a missing synchronous standby) ends as "unknown", never with a
     /// cancel request, which could turn it into a success that was not replicated.
     async fn commit(&self, session: &mut Session<Db>) -> Committed {
@@ -880,6 +964,49 @@ impl<Db: InboxDatabase> Shared<Db> {
     async fn open_session(&self) -> Result<Session<Db>, Fault> {
         let open = Session::open(&self.pool, Arc::clone(&self.layout));
         limited(STATEMENT_LIMIT, "taking a connection from the pool", open).await
+    }
+}
+
+/// What came of comparing a duplicate with what was processed.
+pub(crate) enum Comparison {
+    Done,
+    /// Neither could the claim be made nor is one there: a purge came in between, or something swallows claims.
+    Gone,
+    Failed,
+}
+
+/// Says when a duplicate has another payload than the message that was processed.
+pub(crate) fn compare_payloads(
+    claim: &Claim<'_>,
+    stored: Result<Option<Option<Vec<u8>>>, Fault>,
+) -> Comparison {
+    match stored {
+        Ok(Some(stored)) => {
+            if claim.payload_hash().contradicts(stored.as_deref()) {
+                tracing::error!(
+                    consumer = claim.key().consumer,
+                    message_id = claim.key().message_id,
+                    "another payload under an id that was processed before: the id is not unique, or the \
+                     producer changed the message between two sends; it is skipped as a duplicate"
+                );
+            }
+            Comparison::Done
+        }
+        Ok(None) => {
+            tracing::warn!(
+                consumer = claim.key().consumer,
+                message_id = claim.key().message_id,
+                "the claim was neither made nor is it there (a trigger on the table?); trying again"
+            );
+            Comparison::Gone
+        }
+        Err(fault) => {
+            tracing::warn!(
+                error = fault.text().as_str(),
+                "the payloads could not be compared"
+            );
+            Comparison::Failed
+        }
     }
 }
 
@@ -915,7 +1042,7 @@ fn report_dead(letter: &DeadLetter<'_>) {
 }
 
 /// A statement of our own failed: not the message's fault.
-fn uncounted(what: &str, fault: &Fault) -> Ending {
+pub(crate) fn uncounted(what: &str, fault: &Fault) -> Ending {
     tracing::warn!(
         error = fault.text().as_str(),
         "{what} failed; the message is kept and tried again"
@@ -924,7 +1051,7 @@ fn uncounted(what: &str, fault: &Fault) -> Ending {
 }
 
 /// Nobody knows what became of COMMIT: the redelivery's claim will tell.
-fn unknown(why: &str) -> Ending {
+pub(crate) fn unknown(why: &str) -> Ending {
     tracing::warn!(
         error = why,
         "the outcome of COMMIT is unknown; the redelivery's claim will tell"

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use inbox_core::{
     Capabilities, ConsumerName, Envelope, Handler, HandlerFuture, HandlerSpec, IdSource,
@@ -17,6 +17,8 @@ pub(crate) struct Registered<Db: InboxDatabase> {
     pub(crate) begin: Arc<str>,
     /// How many messages in a row, without a success between them, used up their attempts.
     exhausted_in_a_row: AtomicU32,
+    /// How many of its messages may share a transaction.
+    sharing: Sharing,
 }
 
 impl<Db: InboxDatabase> Registered<Db> {
@@ -25,14 +27,26 @@ impl<Db: InboxDatabase> Registered<Db> {
         spec: HandlerSpec,
         handler: Box<dyn Callable<Db>>,
         begin: Arc<str>,
+        messages_per_transaction: usize,
     ) -> Self {
+        let sharing = Sharing::new(if spec.own_transaction {
+            1
+        } else {
+            messages_per_transaction
+        });
         Self {
             consumer,
             spec,
             handler,
             begin,
             exhausted_in_a_row: AtomicU32::new(0),
+            sharing,
         }
+    }
+
+    /// How many of its messages may go through one transaction now.
+    pub(crate) fn sharing(&self) -> &Sharing {
+        &self.sharing
     }
 
     /// A message succeeded: the handler works.
@@ -59,6 +73,64 @@ impl<Db: InboxDatabase> fmt::Debug for Registered<Db> {
         f.debug_struct("Registered")
             .field("spec", &self.spec)
             .finish_non_exhaustive()
+    }
+}
+
+/// How many messages of a handler may share a transaction: more and more while that goes well, one after it did not.
+///
+/// What is read and written here is a guess about the future, so nothing depends on the order of the accesses.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    most: usize,
+    now: AtomicUsize,
+    /// Messages to go one at a time before sharing is tried again.
+    alone: AtomicUsize,
+}
+
+impl Sharing {
+    /// How many messages go alone after a shared transaction failed.
+    const AFTER_A_FAILURE: usize = 16;
+
+    const fn new(most: usize) -> Self {
+        Self {
+            most,
+            now: AtomicUsize::new(1),
+            alone: AtomicUsize::new(0),
+        }
+    }
+
+    pub(crate) fn limit(&self) -> usize {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    /// A transaction of so many messages succeeded.
+    pub(crate) fn note_success(&self, messages: usize, is_quick: bool) {
+        if self.most == 1 {
+            return;
+        }
+        let alone = self.alone.load(Ordering::Relaxed);
+        if alone > 0 {
+            self.alone
+                .store(alone.saturating_sub(messages), Ordering::Relaxed);
+            return;
+        }
+        let now = self.limit();
+        let next = if !is_quick {
+            (messages / 2).max(1)
+        } else if messages >= now {
+            (now * 2).min(self.most)
+        } else {
+            now
+        };
+        if next != now {
+            self.now.store(next, Ordering::Relaxed);
+        }
+    }
+
+    /// A shared transaction failed: a message of it does, or two transactions stood in each other's way.
+    pub(crate) fn note_failure(&self) {
+        self.alone.store(Self::AFTER_A_FAILURE, Ordering::Relaxed);
+        self.now.store(1, Ordering::Relaxed);
     }
 }
 

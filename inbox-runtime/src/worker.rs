@@ -3,14 +3,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
-use inbox_core::{InboxDatabase, Layout, Session, Verdict};
+use inbox_core::{Claimed, ConsumerName, InboxDatabase, Layout, MessageId, Session, Verdict};
 use sqlx::Pool;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{self, RetryPolicy};
 use crate::gate::Gate;
+use crate::group::Group;
 use crate::hold::Hold;
 use crate::job::{Job, Next, Status, Wait, Work};
+use crate::path::{Admitted, Opened};
 use crate::testing::{Step, StepHook};
 
 /// How long a worker without work keeps its connection from the pool.
@@ -26,6 +28,7 @@ pub(crate) struct Shared<Db: InboxDatabase> {
     pub(crate) state: inbox_core::StateMap,
     pub(crate) gate: Arc<Gate<Db>>,
     pub(crate) hold: Hold<Db>,
+    pub(crate) concurrency: usize,
     /// The text that begins a transaction of our own bookkeeping.
     pub(crate) begin: Arc<str>,
     pub(crate) claim_wait: Duration,
@@ -49,14 +52,50 @@ pub(crate) struct Worker<Db: InboxDatabase> {
     pub(crate) queue: async_channel::Receiver<Job<Db>>,
     /// Taken from the pool when work comes, kept while there is more, given back when idle.
     pub(crate) session: Option<Session<Db>>,
+    /// What comes next.
+    pub(crate) ahead: Option<Group<Db>>,
+    /// Its claims, where the transaction before could make them.
+    pub(crate) ahead_opened: Option<Opened<Db, Vec<Claimed>>>,
+    /// A job that was taken from the queue and belongs to no group.
+    pub(crate) put_off: Option<Job<Db>>,
+    /// Whether the claims of what comes next may share the round trip of the next commit. Not while this message
+    /// needs the session again.
+    pub(crate) may_look_ahead: bool,
 }
 
 impl<Db: InboxDatabase> Worker<Db> {
     /// Runs until the runtime stops; answers how many handlers were cut off.
     pub(crate) async fn run(mut self) -> usize {
         let mut cut_off = 0;
-        while let Some(job) = self.next_job().await {
-            cut_off += usize::from(self.pass(job).await);
+        loop {
+            let opened = self.ahead_opened.take();
+            let group = match self.ahead.take() {
+                Some(group) => Some(group),
+                None => match self.next_job().await {
+                    Some(job) => self.gather(job),
+                    None => break,
+                },
+            };
+            if let Some(mut group) = group {
+                // A panic in the path itself (a handler's is caught there) must not cost us the worker and, with
+                // it, the deliveries.
+                let running = AssertUnwindSafe(self.run_group(&mut group, opened)).catch_unwind();
+                match running.await {
+                    Ok(of_group) => cut_off += of_group,
+                    Err(_) => {
+                        tracing::error!(
+                            "the delivery path panicked; the messages are kept and tried again"
+                        );
+                        self.session = None;
+                        self.set_aside(&mut group, backoff::misconfigured(1));
+                    }
+                }
+            } else if let Some(job) = self.put_off.take() {
+                cut_off += usize::from(self.pass(job, None, None).await);
+            }
+        }
+        if let Some(job) = self.put_off.take() {
+            self.shared.hold.until(Instant::now(), job);
         }
         self.release().await;
         cut_off
@@ -70,6 +109,12 @@ impl<Db: InboxDatabase> Worker<Db> {
     }
 
     async fn next_job(&mut self) -> Option<Job<Db>> {
+        if self.shared.stop.is_cancelled() {
+            return None;
+        }
+        if let Some(job) = self.put_off.take() {
+            return Some(job);
+        }
         if self.session.is_some() {
             let waited = tokio::select! {
                 biased;
@@ -90,9 +135,15 @@ impl<Db: InboxDatabase> Worker<Db> {
 
     /// Runs the path for every consumer of a delivery that is due, then settles the delivery, hands it back,
     /// or keeps it for later. Answers whether a handler was cut off.
-    async fn pass(&mut self, mut job: Job<Db>) -> bool {
+    pub(crate) async fn pass(
+        &mut self,
+        mut job: Job<Db>,
+        mut admitted: Option<Admitted<Db>>,
+        mut opened: Option<Opened<Db, Claimed>>,
+    ) -> bool {
         if job.is_void() {
             // The broker delivers another copy; this one could not be settled.
+            self.give_up(opened).await;
             return false;
         }
         let mut cut_off = false;
@@ -119,6 +170,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                         Status::Waiting { .. } | Status::Open => {}
                     }
                     if self.shared.stop.is_cancelled() {
+                        self.give_up(opened.take()).await;
                         share.status = Status::Waiting {
                             until: Instant::now(),
                             why: Wait::Stopping,
@@ -127,9 +179,10 @@ impl<Db: InboxDatabase> Worker<Db> {
                     }
                     // A panic in the path itself (a handler's is caught there) must not cost us the worker
                     // and, with it, the delivery.
-                    let answer = AssertUnwindSafe(self.process(&job, share))
-                        .catch_unwind()
-                        .await;
+                    let answer =
+                        AssertUnwindSafe(self.process(&job, share, admitted.take(), opened.take()))
+                            .catch_unwind()
+                            .await;
                     match answer {
                         Ok(crate::path::Passed::Status(status)) => share.status = status,
                         Ok(crate::path::Passed::CutOff) => {
@@ -161,24 +214,46 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
         }
         job.work = work;
-        if let Some((consumer, id)) = at_gate {
-            if let Some(job) = self.shared.gate.park(&consumer, &id, job) {
-                // The holder left in between.
-                self.shared.hold.until(Instant::now(), job);
-            }
-            return cut_off;
-        }
-        match job.next(self.shared.longest_hold) {
-            Next::Ack => {
-                self.shared.hook.reach(
-                    Step::BeforeAck,
-                    job.envelope.id.as_deref().unwrap_or_default(),
-                );
-                job.settle(Verdict::Ack).await;
-            }
-            Next::HandBack { delay } => job.settle(Verdict::HandBack { delay }).await,
-            Next::Hold { until } => self.shared.hold.until(until, job),
+        match at_gate {
+            Some((consumer, id)) => self.park(&consumer, &id, job),
+            None => self.shared.settle(vec![job]).await,
         }
         cut_off
+    }
+
+    /// Lets a job wait for the copy of its message that is in work.
+    pub(crate) fn park(&self, consumer: &ConsumerName, id: &MessageId, job: Job<Db>) {
+        if let Some(job) = self.shared.gate.park(consumer, id, job) {
+            // The holder left in between.
+            self.shared.hold.until(Instant::now(), job);
+        }
+    }
+
+    /// Leaves a message alone whose claim may be made already.
+    async fn give_up(&mut self, opened: Option<Opened<Db, Claimed>>) {
+        if let Some(opened) = opened {
+            self.put_back(opened.session).await;
+        }
+    }
+}
+
+impl<Db: InboxDatabase> Shared<Db> {
+    /// Settles deliveries, hands them back, or keeps them for later, by what became of them.
+    pub(crate) async fn settle(&self, jobs: Vec<Job<Db>>) {
+        let mut acked = Vec::with_capacity(jobs.len());
+        for mut job in jobs {
+            match job.next(self.longest_hold) {
+                Next::Ack => {
+                    self.hook.reach(
+                        Step::BeforeAck,
+                        job.envelope.id.as_deref().unwrap_or_default(),
+                    );
+                    acked.push(job);
+                }
+                Next::HandBack { delay } => job.settle(Verdict::HandBack { delay }).await,
+                Next::Hold { until } => self.hold.until(until, job),
+            }
+        }
+        Job::ack_all(acked).await;
     }
 }

@@ -85,14 +85,13 @@ pub trait InboxDatabase: Database + sealed::Sealed {
     /// The text that begins a transaction and states everything that it depends on.
     fn begin_text(statements: &Self::Statements, options: &TransactionOptions) -> String;
 
-    /// Begins a transaction with `begin` and inserts the claim as its first statement.
+    /// Begins a transaction and inserts its claims as the first thing in it. Answers in their order.
     fn claim(
         conn: &mut Self::Connection,
         statements: &Self::Statements,
         guard: &mut Self::Guard,
-        begin: &Arc<str>,
-        claim: &Claim<'_>,
-    ) -> impl Future<Output = Result<Claimed, sqlx::Error>> + Send;
+        claims: &Claims<'_>,
+    ) -> impl Future<Output = Result<Vec<Claimed>, sqlx::Error>> + Send;
 
     /// Begins a transaction with a text of [`InboxDatabase::begin_text`].
     fn begin(
@@ -101,16 +100,18 @@ pub trait InboxDatabase: Database + sealed::Sealed {
         text: &Arc<str>,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Ends the transaction of a handler that returned `Ok`: proves, as the last thing before COMMIT, that it is
-    /// still the one that claimed `key`, forgets its counted failures if it has any, and commits. A proof that
-    /// fails keeps the COMMIT from happening.
+    /// Ends the transaction of handlers that returned `Ok`: proves, as the last thing before COMMIT, that it is
+    /// still the one that made its claims, forgets their counted failures if there are any, and commits. A proof
+    /// that fails keeps the COMMIT from happening.
+    ///
+    /// `next` is claimed as soon as this is committed, and only then: an error of it belongs to it.
     fn seal(
         conn: &mut Self::Connection,
         statements: &Self::Statements,
         guard: &mut Self::Guard,
-        key: ClaimKey<'_>,
-        has_failures: bool,
-    ) -> impl Future<Output = Sealed> + Send;
+        done: &Done<'_>,
+        next: Option<&Claims<'_>>,
+    ) -> impl Future<Output = (Sealed, Option<Result<Vec<Claimed>, sqlx::Error>>)> + Send;
 
     /// Commits a transaction of our own bookkeeping.
     fn commit(
@@ -224,6 +225,25 @@ fn storable(text: &str) -> String {
     FailureText::new(text).as_str().to_owned()
 }
 
+/// The claims of one transaction.
+#[derive(Debug, Clone, Copy)]
+pub struct Claims<'a> {
+    /// The text that begins the transaction, of [`InboxDatabase::begin_text`].
+    pub begin: &'a Arc<str>,
+    /// What is claimed in it: at least one message, all of one consumer, of different ids and in the order of
+    /// their bytes, so that two sessions never wait for each other.
+    pub claims: &'a [Claim<'a>],
+}
+
+/// What the handlers of a transaction are done with.
+#[derive(Debug, Clone, Copy)]
+pub struct Done<'a> {
+    /// The claims that the transaction has won.
+    pub keys: &'a [ClaimKey<'a>],
+    /// Whether any of them has counted failures.
+    pub have_failures: bool,
+}
+
 /// The SHA-256 of a payload behind one byte that names the algorithm, so that another one can follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PayloadHash([u8; 33]);
@@ -284,6 +304,8 @@ pub enum Sealed {
     /// The driver counts this many levels instead of one: the handler forgot a savepoint, and what it did since
     /// would be lost with it.
     Uneven(usize),
+    /// The answer was to something else that the handler had left unread. The claim tells what was committed.
+    Garbled,
     /// The proof itself failed; nothing is committed.
     Unproven(sqlx::Error),
     /// A statement of our own failed after the proof; nothing is committed.

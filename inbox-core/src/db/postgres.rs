@@ -11,9 +11,9 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, ErrorClass, Finding, InboxDatabase, Inspection, MigrationError,
-    Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations, roll_back_all,
-    schema_findings, uneven_depth,
+    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Finding, InboxDatabase, Inspection,
+    MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations,
+    roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
@@ -50,7 +50,10 @@ pub struct PostgresStatements {
     record_failure: Statement,
     /// What claim and fence run as prepared statements of the session.
     claim: String,
+    claim_many: String,
     fence: String,
+    /// The lock timeout of a session as the pool hands it out.
+    lock_timeout: String,
     /// Brings back the role that may read the claims, which a handler may have left for a narrower one.
     own_role: String,
     /// States the durability of a commit, which a handler may have changed.
@@ -76,8 +79,9 @@ pub struct PostgresGuard {
     is_open: bool,
     /// Claim and fence as this session has prepared them.
     prepared: Option<Prepared>,
-    /// Where the claim's row lies (its `ctid`, digits and punctuation), by which the fence finds it.
-    claim_row: String,
+    /// Where the claims' rows lie (an array of their `ctid`s, digits and punctuation), by which the fence finds
+    /// them.
+    claim_rows: String,
 }
 
 /// Names of statements that were prepared in SQL. Only so can they share a query with BEGIN and COMMIT; as plain
@@ -85,6 +89,7 @@ pub struct PostgresGuard {
 #[derive(Debug)]
 struct Prepared {
     claim: String,
+    claim_many: String,
     fence: String,
 }
 
@@ -160,9 +165,12 @@ impl InboxDatabase for Postgres {
         statements: &PostgresStatements,
         guard: &mut PostgresGuard,
     ) -> Result<(), sqlx::Error> {
+        level(conn)?;
         let mut text = format!("BEGIN; {}; ", statements.restore_session);
-        if let Some(Prepared { claim, fence }) = guard.prepared.take() {
-            let _ = write!(text, "DEALLOCATE {claim}; DEALLOCATE {fence}; ");
+        if let Some(prepared) = guard.prepared.take() {
+            for name in [prepared.claim, prepared.claim_many, prepared.fence] {
+                let _ = write!(text, "DEALLOCATE {name}; ");
+            }
         }
         // The driver shall count no transaction when the pool gets the connection back, and can be told so only
         // by a rollback.
@@ -195,33 +203,26 @@ impl InboxDatabase for Postgres {
         conn: &mut PgConnection,
         statements: &PostgresStatements,
         guard: &mut PostgresGuard,
-        begin: &Arc<str>,
-        claim: &Claim<'_>,
-    ) -> Result<Claimed, sqlx::Error> {
+        claims: &Claims<'_>,
+    ) -> Result<Vec<Claimed>, sqlx::Error> {
+        level(conn)?;
         let prepared = match &guard.prepared {
             Some(prepared) => prepared,
             None => guard.prepared.insert(statements.prepare(conn).await?),
         };
-        let text = claim_text(begin, &prepared.claim, claim);
+        let mut text = String::with_capacity(1024);
+        let nonce = Nonce::new();
+        statements.write_claims(&mut text, prepared, claims, &nonce);
         guard.is_open = true;
-        let row = answer(conn, text).await?;
-        let Some(row) = row else {
-            return Ok(Claimed::Duplicate);
-        };
-        guard.claim_row = row.try_get(1)?;
-        let attempts = count(row.try_get::<Option<i32>, _>(2)?);
-        // A dead letter that was kept under a claim has a counted failure: new messages are spared the look.
-        let dead = attempts > 0
-            && sqlx::query_scalar(statements.is_dead.text())
-                .bind(claim.key.message_id)
-                .bind(claim.key.consumer)
-                .fetch_one(conn)
-                .await?;
-        Ok(Claimed::Won {
-            attempts,
-            dead,
-            mark: row.try_get(0)?,
-        })
+        let answers = Answers::of(conn, text).await;
+        match answers.error {
+            None => {
+                statements
+                    .judge_claims(conn, guard, claims, &nonce, answers.rows)
+                    .await
+            }
+            Some(error) => Err(error),
+        }
     }
 
     async fn begin(
@@ -229,6 +230,7 @@ impl InboxDatabase for Postgres {
         guard: &mut PostgresGuard,
         text: &Arc<str>,
     ) -> Result<(), sqlx::Error> {
+        level(conn)?;
         guard.is_open = true;
         run(conn, Arc::clone(text)).await
     }
@@ -237,52 +239,52 @@ impl InboxDatabase for Postgres {
         conn: &mut PgConnection,
         statements: &PostgresStatements,
         guard: &mut PostgresGuard,
-        _key: ClaimKey<'_>,
-        has_failures: bool,
-    ) -> Sealed {
+        done: &Done<'_>,
+        next: Option<&Claims<'_>>,
+    ) -> (Sealed, Option<Result<Vec<Claimed>, sqlx::Error>>) {
         if let Some(depth) = uneven_depth::<Self>(conn) {
-            return Sealed::Uneven(depth);
+            return (Sealed::Uneven(depth), None);
         }
         let Some(prepared) = &guard.prepared else {
-            return Sealed::Gone;
+            return (Sealed::Gone, None);
         };
-        let text = statements.seal_text(&prepared.fence, &guard.claim_row, has_failures);
-        // Each statement answers for itself, in order: the number of answers tells which one failed.
-        let before_commit = if has_failures { 4 } else { 3 };
-        let mut answered = 0;
-        let mut answers =
-            sqlx::Executor::fetch_many(&mut *conn, sqlx::raw_sql(AssertSqlSafe(text)));
-        let error = loop {
-            match answers.next().await {
-                Some(Ok(Either::Left(_))) => answered += 1,
-                Some(Ok(Either::Right(_))) => {}
-                Some(Err(error)) => break Some(error),
-                None => break None,
-            }
-        };
-        drop(answers);
-        let Some(error) = error else {
-            guard.is_open = false;
-            return Sealed::Committed;
-        };
-        let from_server = error.as_database_error().is_some();
-        match answered {
-            // Not even a server that went away ran COMMIT when the proof before it was not answered. Without a
-            // word from the server it may have run all of it.
-            0 | 1 if from_server => match sqlstate(&error).as_deref() {
-                // in_failed_sql_transaction
-                Some("25P02") => Sealed::Aborted,
-                // division_by_zero: no such row, no proof
-                Some("22012") => Sealed::Gone,
-                _ => Sealed::Unproven(error),
-            },
-            n if n < before_commit && from_server => Sealed::Failed(error),
-            n if n == before_commit && Self::is_known_rollback(&error) => {
-                guard.is_open = false;
-                Sealed::Refused(error)
-            }
-            _ => Sealed::Unknown(error),
+        let mut text = String::with_capacity(1536);
+        let nonce = Nonce::new();
+        let to_commit = statements.write_seal(&mut text, prepared, guard, done, &nonce);
+        if let Some(claims) = next {
+            text.push_str("; ");
+            statements.write_claims(&mut text, prepared, claims, &nonce);
         }
+        let mut answers = Answers::of(conn, text).await;
+        // When a handler leaves a COPY half-read, the driver takes its leftovers for answers to what comes after. The
+        // fence's answer, and its place, say that these are ours.
+        let is_proven =
+            answers.rows_before.starts_with(&[0, 1]) && nonce.is_in(&answers.rows[..1], 1);
+        if answers.completed > 1 && !is_proven {
+            return (Sealed::Garbled, None);
+        }
+        if answers.completed < to_commit {
+            let sealed = match answers.error {
+                Some(error) => statements.not_committed(guard, answers.completed, to_commit, error),
+                None => Sealed::Garbled,
+            };
+            return (sealed, None);
+        }
+        // COMMIT was answered: whatever comes behind it belongs to what follows.
+        guard.is_open = next.is_some();
+        let claimed = match (next, answers.error) {
+            (None, _) => None,
+            (Some(_), Some(error)) => Some(Err(error)),
+            (Some(claims), None) => {
+                let rows = answers.rows.split_off(1);
+                Some(
+                    statements
+                        .judge_claims(conn, guard, claims, &nonce, rows)
+                        .await,
+                )
+            }
+        };
+        (Sealed::Committed, claimed)
     }
 
     async fn commit(conn: &mut PgConnection, guard: &mut PostgresGuard) -> Result<(), sqlx::Error> {
@@ -298,8 +300,17 @@ impl InboxDatabase for Postgres {
         while PgTransactionManager::get_transaction_depth(conn) > 1 {
             PgTransactionManager::rollback(conn).await?;
         }
+        level(conn)?;
         if guard.is_open {
-            run(conn, "ROLLBACK").await?;
+            // What follows on this session must get its own answers.
+            let nonce = Nonce::new();
+            let answers = Answers::of(conn, format!("ROLLBACK; SELECT '{}'", nonce.0)).await;
+            if let Some(error) = answers.error {
+                return Err(error);
+            }
+            if !nonce.is_in(&answers.rows, 0) {
+                return Err(garbled());
+            }
             guard.is_open = false;
         }
         Ok(())
@@ -372,7 +383,7 @@ impl InboxDatabase for Postgres {
             ExistingEntry::Reopen => &statements.dead_letter,
             ExistingEntry::Leave => &statements.dead_letter_beside,
         };
-        sqlx::query(statement.text())
+        let stored = sqlx::query(statement.text())
             .bind(letter.entry_key())
             .bind(letter.source)
             .bind(letter.consumer)
@@ -386,7 +397,11 @@ impl InboxDatabase for Postgres {
             .bind(&**letter.payload())
             .execute(conn)
             .await?;
-        Ok(())
+        match existing {
+            // A trigger that swallows it must not cost the message.
+            ExistingEntry::Reopen if stored.rows_affected() == 0 => Err(sqlx::Error::RowNotFound),
+            _ => Ok(()),
+        }
     }
 
     async fn record_failure(
@@ -443,27 +458,190 @@ impl PostgresStatements {
         let nonce = fastrand::u64(..);
         let prepared = Prepared {
             claim: format!("inbox_claim_{nonce:016x}"),
+            claim_many: format!("inbox_claim_many_{nonce:016x}"),
             fence: format!("inbox_fence_{nonce:016x}"),
         };
         let text = format!(
-            "PREPARE {} (text, text, text, text, text) AS {}; PREPARE {} (tid) AS {}",
-            prepared.claim, self.claim, prepared.fence, self.fence
+            "PREPARE {} (text, text, text, text, text, text) AS {}; \
+             PREPARE {} (text[], text[], text[], text[], text[], text) AS {}; \
+             PREPARE {} (tid[], text[], text, text) AS {}",
+            prepared.claim,
+            self.claim,
+            prepared.claim_many,
+            self.claim_many,
+            prepared.fence,
+            self.fence
         );
         run(conn, text).await?;
         Ok(prepared)
     }
 
-    /// Fence, durability, the forgetting of failures and COMMIT as one query.
-    fn seal_text(&self, fence: &str, claim_row: &str, has_failures: bool) -> String {
-        let mut text = String::with_capacity(384);
-        text.extend([&self.own_role, "; EXECUTE ", fence, "('", claim_row]);
-        text.extend(["'); ", &self.durable]);
-        if has_failures {
+    /// Adds fence, durability, the forgetting of failures and COMMIT. Answers how many statements they are.
+    fn write_seal(
+        &self,
+        text: &mut String,
+        prepared: &Prepared,
+        guard: &PostgresGuard,
+        done: &Done<'_>,
+        nonce: &Nonce,
+    ) -> usize {
+        text.extend([&self.own_role, "; EXECUTE ", &prepared.fence, "('"]);
+        text.extend([&guard.claim_rows, "','{"]);
+        for key in done.keys {
+            text.push('"');
+            write_hex(text, key.message_id.as_bytes());
+            text.push_str("\",");
+        }
+        text.pop();
+        text.push_str("}','");
+        if let Some(key) = done.keys.first() {
+            write_hex(text, key.consumer.as_bytes());
+        }
+        text.extend(["','", &nonce.0, "'); ", &self.durable]);
+        if done.have_failures {
             let (before, after) = &self.forget_failures;
-            text.extend([before, claim_row, after]);
+            text.extend([before.as_str(), &guard.claim_rows, after]);
         }
         text.push_str("COMMIT");
-        text
+        if done.have_failures { 5 } else { 4 }
+    }
+
+    /// Adds BEGIN and the claims.
+    fn write_claims(
+        &self,
+        text: &mut String,
+        prepared: &Prepared,
+        claims: &Claims<'_>,
+        nonce: &Nonce,
+    ) {
+        text.extend([claims.begin, "; EXECUTE "]);
+        if let [claim] = claims.claims {
+            text.extend([prepared.claim.as_str(), "("]);
+            for part in claim_parts(claim) {
+                match part {
+                    Some(bytes) => {
+                        text.push('\'');
+                        write_hex(text, bytes);
+                        text.push_str("',");
+                    }
+                    None => text.push_str("NULL,"),
+                }
+            }
+            text.extend(["'", &nonce.0, "')"]);
+            return;
+        }
+        text.extend([prepared.claim_many.as_str(), "("]);
+        for part in 0..CLAIM_PARTS {
+            text.push_str("'{");
+            for claim in claims.claims {
+                match claim_parts(claim)[part] {
+                    Some(bytes) => {
+                        text.push('"');
+                        write_hex(text, bytes);
+                        text.push_str("\",");
+                    }
+                    None => text.push_str("NULL,"),
+                }
+            }
+            text.pop();
+            text.push_str("}',");
+        }
+        // Not in the claim: it would be changed between two of them.
+        text.extend([
+            "'",
+            &nonce.0,
+            "'); SET LOCAL lock_timeout = ",
+            &self.lock_timeout,
+        ]);
+    }
+
+    /// What the rows of the claims say: one row for each that was won, in their order, and one without an id where
+    /// none was.
+    async fn judge_claims(
+        &self,
+        conn: &mut PgConnection,
+        guard: &mut PostgresGuard,
+        claims: &Claims<'_>,
+        nonce: &Nonce,
+        rows: Vec<PgRow>,
+    ) -> Result<Vec<Claimed>, sqlx::Error> {
+        // "No row" must not be taken for "processed before" when it is the answer to something else.
+        if !nonce.is_in(&rows, 4) {
+            return Err(garbled());
+        }
+        guard.claim_rows.clear();
+        guard.claim_rows.push('{');
+        let mut answers = Vec::with_capacity(claims.claims.len());
+        let mut rows = rows.into_iter().peekable();
+        for claim in claims.claims {
+            let Some(row) = rows.next_if(|row| {
+                row.try_get::<Option<&str>, _>(0)
+                    .is_ok_and(|id| id == Some(claim.key.message_id))
+            }) else {
+                answers.push(Claimed::Duplicate);
+                continue;
+            };
+            if guard.claim_rows.len() > 1 {
+                guard.claim_rows.push(',');
+            }
+            let place: &str = row.try_get(1)?;
+            guard.claim_rows.extend(["\"", place, "\""]);
+            let attempts = count(row.try_get::<Option<i32>, _>(3)?);
+            // A dead letter that was kept under a claim has a counted failure: new messages are spared the look.
+            let dead = attempts > 0
+                && sqlx::query_scalar(self.is_dead.text())
+                    .bind(claim.key.message_id)
+                    .bind(claim.key.consumer)
+                    .fetch_one(&mut *conn)
+                    .await?;
+            answers.push(Claimed::Won {
+                attempts,
+                dead,
+                mark: row.try_get(2)?,
+            });
+        }
+        guard.claim_rows.push('}');
+        let is_empty = |row: &PgRow| matches!(row.try_get::<Option<&str>, _>(0), Ok(None));
+        match rows.next() {
+            Some(row) if !is_empty(&row) => Err(garbled()),
+            _ => Ok(answers),
+        }
+    }
+
+    /// What became of a transaction whose COMMIT was not answered: each statement before it answers for itself, so
+    /// the number of answers tells which one failed.
+    fn not_committed(
+        &self,
+        guard: &mut PostgresGuard,
+        answered: usize,
+        to_commit: usize,
+        error: sqlx::Error,
+    ) -> Sealed {
+        let from_server = error.as_database_error().is_some();
+        match answered {
+            // Not even a server that went away ran COMMIT when the proof before it was not answered. Without a
+            // word from the server it may have run all of it.
+            0 | 1 if from_server => match sqlstate(&error).as_deref() {
+                // in_failed_sql_transaction
+                Some("25P02") => Sealed::Aborted,
+                // division_by_zero: no such row, no proof
+                Some("22012") => Sealed::Gone,
+                _ => Sealed::Unproven(error),
+            },
+            // The claim is in this transaction, so it could write: only its handler can have ended that. The same
+            // goes for a statement timeout.
+            n if n + 1 < to_commit
+                && matches!(sqlstate(&error).as_deref(), Some("25006" | "57014")) =>
+            {
+                Sealed::Unproven(error)
+            }
+            n if n + 1 < to_commit && from_server => Sealed::Failed(error),
+            n if n + 1 == to_commit && Postgres::is_known_rollback(&error) => {
+                guard.is_open = false;
+                Sealed::Refused(error)
+            }
+            _ => Sealed::Unknown(error),
+        }
     }
 
     fn new(tables: &Tables, schema: &str, effective: &Effective, checks_connection: bool) -> Self {
@@ -491,28 +669,66 @@ impl PostgresStatements {
                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
                  COALESCE((SELECT first_failed_at FROM {attempts} WHERE message_id = $4 AND consumer_name = $3), now()))"
         );
+        let insert = format!(
+            "INSERT INTO {processed} AS claimed (message_id, consumer_name, message_type, correlation_id, payload_hash)"
+        );
+        // Advisory locks that a handler left to its session would stay for as long as the worker has work.
+        let won = format!(
+            "ON CONFLICT (message_id, consumer_name) DO NOTHING \
+             RETURNING claimed.message_id, claimed.ctid::text AS place, claimed.xmin::text AS mark, \
+             (SELECT counted.attempts FROM {attempts} AS counted WHERE (counted.message_id, counted.consumer_name) = \
+             (claimed.message_id, claimed.consumer_name)) AS attempts, pg_catalog.pg_advisory_unlock_all()"
+        );
+        // Always a row, so that its absence means nothing.
+        let told = |nonce: &str, claim: &str| {
+            format!(
+                "WITH won AS ({claim}) SELECT won.message_id, won.place, won.mark, won.attempts, {nonce} \
+                 FROM (SELECT) AS asked LEFT JOIN won ON true"
+            )
+        };
         Self {
             // The lock timeout is for the claim alone and ends with it (a duplicate ends the transaction).
-            // Advisory locks that a handler left to its session would stay for as long as the worker has work.
-            claim: format!(
-                "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
-                 VALUES ({id}, {consumer}, {message_type}, {correlation_id}, decode($5, 'hex')) \
-                 ON CONFLICT (message_id, consumer_name) DO NOTHING \
-                 RETURNING xmin::text, ctid::text, \
-                 (SELECT attempts FROM {attempts} WHERE message_id = {id} AND consumer_name = {consumer}), \
-                 set_config('lock_timeout', '{lock_timeout}', true), pg_advisory_unlock_all()",
-                id = from_hex(1),
-                consumer = from_hex(2),
-                message_type = from_hex(3),
-                correlation_id = from_hex(4),
-                lock_timeout = effective.lock_timeout,
+            claim: told(
+                "$6",
+                &format!(
+                    "{insert} VALUES ({id}, {consumer}, {message_type}, {correlation_id}, {payload_hash}) {won}, \
+                     pg_catalog.set_config('lock_timeout', {lock_timeout}, true)",
+                    id = from_hex("$1"),
+                    consumer = from_hex("$2"),
+                    message_type = from_hex("$3"),
+                    correlation_id = from_hex("$4"),
+                    payload_hash = "pg_catalog.decode($5, 'hex')",
+                    lock_timeout = literal(&effective.lock_timeout),
+                ),
             ),
+            claim_many: told(
+                "$6",
+                &format!(
+                    "{insert} SELECT {id}, {consumer}, {message_type}, {correlation_id}, {payload_hash} \
+                     FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3), \
+                     pg_catalog.unnest($4), pg_catalog.unnest($5)) AS claim (id, consumer, type, correlation, hash) \
+                     ORDER BY claim.id COLLATE pg_catalog.\"C\" {won}",
+                    id = from_hex("claim.id"),
+                    consumer = from_hex("claim.consumer"),
+                    message_type = from_hex("claim.type"),
+                    correlation_id = from_hex("claim.correlation"),
+                    payload_hash = "pg_catalog.decode(claim.hash, 'hex')",
+                ),
+            ),
+            lock_timeout: literal(&effective.lock_timeout),
             is_dead: Statement::new(format!(
                 "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
             )),
-            // The row is there, in the version that this very transaction made; nothing else answers 1.
+            // The rows are there, in the versions that this very transaction made; nothing else answers 1.
+            // Names are qualified: a handler's search path is still in force.
             fence: format!(
-                "SELECT 1 / count(*) FROM {processed} WHERE ctid = $1 AND xmin = pg_current_xact_id()::xid"
+                "SELECT 1 OPERATOR(pg_catalog./) (pg_catalog.count(*) OPERATOR(pg_catalog.=) \
+                 pg_catalog.cardinality($1))::pg_catalog.int4, $4 FROM {processed} \
+                 WHERE ctid OPERATOR(pg_catalog.=) ANY ($1) \
+                 AND xmin OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()::pg_catalog.xid \
+                 AND {id} OPERATOR(pg_catalog.=) ANY ($2) AND {consumer} OPERATOR(pg_catalog.=) $3",
+                id = to_hex("message_id"),
+                consumer = to_hex("consumer_name"),
             ),
             own_role: effective.own_role.clone(),
             durable: format!(
@@ -523,9 +739,9 @@ impl PostgresStatements {
                 format!(
                     "DELETE FROM {attempts} AS counted USING {processed} AS claimed \
                      WHERE (counted.message_id, counted.consumer_name) = (claimed.message_id, claimed.consumer_name) \
-                     AND claimed.ctid = '"
+                     AND claimed.ctid = ANY ('"
                 ),
-                "'; ".to_owned(),
+                "'::tid[]); ".to_owned(),
             ),
             payload_hash: Statement::new(format!(
                 "SELECT payload_hash FROM {processed} WHERE {key}"
@@ -554,37 +770,109 @@ impl PostgresStatements {
     }
 }
 
-/// Parameter `n` of a statement, text that arrives as hex: digits mean the same whatever a handler did to the
-/// session's settings, and can be nothing but data.
-fn from_hex(n: usize) -> String {
-    format!("convert_from(decode(${n}, 'hex'), 'UTF8')")
+/// Text that arrives as hex: digits mean the same whatever a handler did to the session's settings, and can be
+/// nothing but data.
+fn from_hex(value: &str) -> String {
+    format!("pg_catalog.convert_from(pg_catalog.decode({value}, 'hex'), 'UTF8'::pg_catalog.name)")
 }
 
-/// BEGIN and the claim as one query.
-fn claim_text(begin: &str, statement: &str, claim: &Claim<'_>) -> String {
-    let mut text = String::with_capacity(begin.len() + 512);
-    text.extend([begin, "; EXECUTE ", statement, "("]);
-    for part in [
+fn to_hex(value: &str) -> String {
+    format!("pg_catalog.encode(pg_catalog.convert_to({value}, 'UTF8'::pg_catalog.name), 'hex')")
+}
+
+fn write_hex(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        for digit in [byte >> 4, byte & 15] {
+            text.push(char::from_digit(digit.into(), 16).unwrap_or_default());
+        }
+    }
+}
+
+const CLAIM_PARTS: usize = 5;
+
+/// What a claim is made of, in the order of the statements' parameters.
+fn claim_parts<'a>(claim: &'a Claim<'_>) -> [Option<&'a [u8]>; CLAIM_PARTS] {
+    [
         Some(claim.key.message_id.as_bytes()),
         Some(claim.key.consumer.as_bytes()),
         claim.message_type.as_deref().map(str::as_bytes),
         claim.correlation_id.as_deref().map(str::as_bytes),
         Some(claim.payload_hash.as_bytes()),
-    ] {
-        match part {
-            Some(bytes) => {
-                text.push('\'');
-                for byte in bytes {
-                    let _ = write!(text, "{byte:02x}");
-                }
-                text.push_str("',");
-            }
-            None => text.push_str("NULL,"),
-        }
+    ]
+}
+
+/// A word that only the answer to this very text can contain.
+struct Nonce(String);
+
+impl Nonce {
+    fn new() -> Self {
+        Self(format!("{:016x}", fastrand::u64(..)))
     }
-    text.pop();
-    text.push(')');
-    text
+
+    /// Whether every row, and at least one, has it in this column.
+    fn is_in(&self, rows: &[PgRow], column: usize) -> bool {
+        let is_here = |row: &PgRow| {
+            row.try_get::<&str, _>(column)
+                .is_ok_and(|told| told == self.0)
+        };
+        !rows.is_empty() && rows.iter().all(is_here)
+    }
+}
+
+fn garbled() -> sqlx::Error {
+    sqlx::Error::Protocol(
+        "the answer belongs to something else: a statement of a handler (COPY) was left half-read"
+            .to_owned(),
+    )
+}
+
+/// The server's answers to a text of several statements.
+struct Answers {
+    /// How many statements it completed.
+    completed: usize,
+    rows: Vec<PgRow>,
+    /// How many of the rows had come when each statement was completed.
+    rows_before: Vec<usize>,
+    /// What ended the text early.
+    error: Option<sqlx::Error>,
+}
+
+impl Answers {
+    /// Runs a text of ours to its end.
+    async fn of(conn: &mut PgConnection, text: String) -> Self {
+        let mut answers = Self {
+            completed: 0,
+            rows: Vec::new(),
+            rows_before: Vec::with_capacity(24),
+            error: None,
+        };
+        let mut stream = sqlx::Executor::fetch_many(conn, sqlx::raw_sql(AssertSqlSafe(text)));
+        while let Some(answer) = stream.next().await {
+            match answer {
+                Ok(Either::Left(_)) => {
+                    answers.completed += 1;
+                    answers.rows_before.push(answers.rows.len());
+                }
+                Ok(Either::Right(row)) => answers.rows.push(row),
+                Err(error) => {
+                    answers.error = Some(error);
+                    break;
+                }
+            }
+        }
+        answers
+    }
+}
+
+/// The driver must count the one transaction that it was told of. A savepoint of a handler that failed can have left
+/// it at another depth, and then it would take a savepoint for a transaction.
+fn level(conn: &PgConnection) -> Result<(), sqlx::Error> {
+    match uneven_depth::<Postgres>(conn) {
+        None => Ok(()),
+        Some(depth) => Err(sqlx::Error::Protocol(format!(
+            "the driver is at transaction depth {depth} instead of 1"
+        ))),
+    }
 }
 
 /// Runs a text of ours that is one query to the server.
@@ -592,18 +880,6 @@ async fn run(conn: &mut PgConnection, text: impl Into<Arc<str>>) -> Result<(), s
     conn.execute(sqlx::raw_sql(AssertSqlSafe(text.into())))
         .await?;
     Ok(())
-}
-
-/// Runs a text of ours to its end, and answers the row of its last statement.
-async fn answer(conn: &mut PgConnection, text: String) -> Result<Option<PgRow>, sqlx::Error> {
-    let mut answers = sqlx::Executor::fetch_many(conn, sqlx::raw_sql(AssertSqlSafe(text)));
-    let mut row = None;
-    while let Some(answer) = answers.next().await {
-        if let Either::Right(found) = answer? {
-            row = Some(found);
-        }
-    }
-    Ok(row)
 }
 
 /// Brings a session to the state in which every transaction of ours begins.
@@ -808,7 +1084,13 @@ fn setting_name(name: &str) -> String {
 }
 
 fn literal(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
+    let quoted = text.replace('\'', "''");
+    if quoted.contains('\\') {
+        // The same whatever standard_conforming_strings says.
+        format!("E'{}'", quoted.replace('\\', "\\\\"))
+    } else {
+        format!("'{quoted}'")
+    }
 }
 
 fn milliseconds(duration: Duration) -> u64 {

@@ -10,9 +10,9 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, ErrorClass, Finding, InboxDatabase, Inspection, MigrationError,
-    Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations, roll_back_all,
-    schema_findings, uneven_depth,
+    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Finding, InboxDatabase, Inspection,
+    MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations,
+    roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
@@ -212,88 +212,50 @@ impl InboxDatabase for Sqlite {
         conn: &mut SqliteConnection,
         statements: &SqliteStatements,
         guard: &mut SqliteGuard,
-        begin: &Arc<str>,
-        claim: &Claim<'_>,
-    ) -> Result<Claimed, sqlx::Error> {
-        Self::begin(conn, guard, begin).await?;
-        let inserted = sqlx::query(statements.claim.text())
-            .bind(claim.key.message_id)
-            .bind(claim.key.consumer)
-            .bind(claim.message_type.as_deref())
-            .bind(claim.correlation_id.as_deref())
-            .bind(claim.payload_hash.as_bytes())
-            .fetch_optional(&mut *conn)
-            .await?;
-        let Some(inserted) = inserted else {
-            return Ok(Claimed::Duplicate);
-        };
-        let history = sqlx::query(statements.history.text())
-            .bind(claim.key.message_id)
-            .bind(claim.key.consumer)
-            .fetch_one(&mut *conn)
-            .await?;
-        if history.try_get::<i64, _>(2)? != i64::try_from(guard.temporary.len()).unwrap_or(i64::MAX)
-        {
-            drop_leftovers(conn, guard).await?;
+        claims: &Claims<'_>,
+    ) -> Result<Vec<Claimed>, sqlx::Error> {
+        Self::begin(conn, guard, claims.begin).await?;
+        let mut answers = Vec::with_capacity(claims.claims.len());
+        for claim in claims.claims {
+            answers.push(statements.claim(conn, claim).await?);
         }
         // A name that no handler can have chosen: COMMIT and BEGIN, or a rollback, lose it.
         guard.fence = format!("inbox_fence_{:016x}", fastrand::u64(..));
         execute(conn, format!("SAVEPOINT {}", guard.fence)).await?;
-        Ok(Claimed::Won {
-            attempts: history.try_get(0)?,
-            dead: history.try_get(1)?,
-            // SQLite has no transaction ids. While this transaction is open nobody else can claim, so the time
-            // of another one's claim is a later one.
-            mark: Some(inserted.try_get(0)?),
-        })
+        Ok(answers)
     }
 
     async fn begin(
         conn: &mut SqliteConnection,
-        _guard: &mut SqliteGuard,
+        guard: &mut SqliteGuard,
         text: &Arc<str>,
     ) -> Result<(), sqlx::Error> {
-        SqliteTransactionManager::begin(conn, Some(driver_text(text))).await
+        SqliteTransactionManager::begin(conn, Some(driver_text(text))).await?;
+        // Before the first write: a handler's temporary trigger could swallow it.
+        let temporary: i64 = sqlx::query_scalar(COUNT_TEMPORARY)
+            .fetch_one(&mut *conn)
+            .await?;
+        if usize::try_from(temporary) != Ok(guard.temporary.len()) {
+            drop_leftovers(conn, guard).await?;
+        }
+        Ok(())
     }
 
     async fn seal(
         conn: &mut SqliteConnection,
         statements: &SqliteStatements,
         guard: &mut SqliteGuard,
-        key: ClaimKey<'_>,
-        has_failures: bool,
-    ) -> Sealed {
-        match Self::trace(conn, statements, key, None).await {
-            Ok(TraceOfClaim::Absent) => return Sealed::Gone,
-            Ok(_) => {}
-            Err(error) => return Sealed::Unproven(error),
-        }
-        // Not before an answer of the driver's thread: until then it may be busy with the rollback of a savepoint
-        // that the handler dropped.
-        if let Some(depth) = uneven_depth::<Self>(conn) {
-            return Sealed::Uneven(depth);
-        }
-        // SQLite has no aborted transactions: a swallowed error leaves the transaction as it was before the
-        // statement, or rolls all of it back, and then the savepoint is gone.
-        match execute(conn, format!("RELEASE {}", guard.fence)).await {
-            Ok(()) => {}
-            // SQLITE_ERROR, "no such savepoint"
-            Err(error) if result_code(&error) == Some(1) => return Sealed::Gone,
-            Err(error) => return Sealed::Unproven(error),
-        }
-        if has_failures {
-            let forgotten = sqlx::query(statements.forget_failures.text())
-                .bind(key.message_id)
-                .bind(key.consumer)
-                .execute(&mut *conn);
-            if let Err(error) = forgotten.await {
-                return Sealed::Failed(error);
-            }
-        }
-        match Self::commit(conn, guard).await {
-            Ok(()) => Sealed::Committed,
-            Err(error) if Self::is_known_rollback(&error) => Sealed::Refused(error),
-            Err(error) => Sealed::Unknown(error),
+        done: &Done<'_>,
+        next: Option<&Claims<'_>>,
+    ) -> (Sealed, Option<Result<Vec<Claimed>, sqlx::Error>>) {
+        let sealed = statements.seal(conn, guard, done).await;
+        match next {
+            // Nothing is on the way between us and an embedded database that could be saved.
+            Some(next) if matches!(sealed, Sealed::Committed) => (
+                sealed,
+                Some(Self::claim(conn, statements, guard, next).await),
+            ),
+            _ => (sealed, None),
         }
     }
 
@@ -378,7 +340,7 @@ impl InboxDatabase for Sqlite {
             ExistingEntry::Reopen => &statements.dead_letter,
             ExistingEntry::Leave => &statements.dead_letter_beside,
         };
-        sqlx::query(statement.text())
+        let stored = sqlx::query(statement.text())
             .bind(letter.entry_key())
             .bind(letter.source)
             .bind(letter.consumer)
@@ -392,7 +354,11 @@ impl InboxDatabase for Sqlite {
             .bind(&**letter.payload())
             .execute(conn)
             .await?;
-        Ok(())
+        match existing {
+            // A trigger that swallows it must not cost the message.
+            ExistingEntry::Reopen if stored.rows_affected() == 0 => Err(sqlx::Error::RowNotFound),
+            _ => Ok(()),
+        }
     }
 
     async fn record_failure(
@@ -426,6 +392,79 @@ impl InboxDatabase for Sqlite {
 }
 
 impl SqliteStatements {
+    async fn claim(
+        &self,
+        conn: &mut SqliteConnection,
+        claim: &Claim<'_>,
+    ) -> Result<Claimed, sqlx::Error> {
+        let inserted = sqlx::query(self.claim.text())
+            .bind(claim.key.message_id)
+            .bind(claim.key.consumer)
+            .bind(claim.message_type.as_deref())
+            .bind(claim.correlation_id.as_deref())
+            .bind(claim.payload_hash.as_bytes())
+            .fetch_optional(&mut *conn)
+            .await?;
+        let Some(inserted) = inserted else {
+            return Ok(Claimed::Duplicate);
+        };
+        let history = sqlx::query(self.history.text())
+            .bind(claim.key.message_id)
+            .bind(claim.key.consumer)
+            .fetch_one(conn)
+            .await?;
+        Ok(Claimed::Won {
+            attempts: history.try_get(0)?,
+            dead: history.try_get(1)?,
+            // SQLite has no transaction ids. While this transaction is open nobody else can claim, so the time
+            // of another one's claim is a later one.
+            mark: Some(inserted.try_get(0)?),
+        })
+    }
+
+    /// Fence, the forgetting of failures and COMMIT.
+    async fn seal(
+        &self,
+        conn: &mut SqliteConnection,
+        guard: &mut SqliteGuard,
+        done: &Done<'_>,
+    ) -> Sealed {
+        for key in done.keys {
+            match Sqlite::trace(conn, self, *key, None).await {
+                Ok(TraceOfClaim::Absent) => return Sealed::Gone,
+                Ok(_) => {}
+                Err(error) => return Sealed::Unproven(error),
+            }
+        }
+        // Not before an answer of the driver's thread: until then it may be busy with the rollback of a savepoint
+        // that the handler dropped.
+        if let Some(depth) = uneven_depth::<Sqlite>(conn) {
+            return Sealed::Uneven(depth);
+        }
+        // SQLite has no aborted transactions: a swallowed error leaves the transaction as it was before the
+        // statement, or rolls all of it back, and then the savepoint is gone.
+        match execute(conn, format!("RELEASE {}", guard.fence)).await {
+            Ok(()) => {}
+            // SQLITE_ERROR, "no such savepoint"
+            Err(error) if result_code(&error) == Some(1) => return Sealed::Gone,
+            Err(error) => return Sealed::Unproven(error),
+        }
+        for key in done.keys.iter().filter(|_| done.have_failures) {
+            let forgotten = sqlx::query(self.forget_failures.text())
+                .bind(key.message_id)
+                .bind(key.consumer)
+                .execute(&mut *conn);
+            if let Err(error) = forgotten.await {
+                return Sealed::Failed(error);
+            }
+        }
+        match Sqlite::commit(conn, guard).await {
+            Ok(()) => Sealed::Committed,
+            Err(error) if Sqlite::is_known_rollback(&error) => Sealed::Refused(error),
+            Err(error) => Sealed::Unknown(error),
+        }
+    }
+
     fn new(tables: &Tables, claim_wait: Duration) -> Self {
         // With the schema: a handler's temporary table of the same name would be found first.
         let qualified = |name: &str| format!("main.{}", quoted(name));
@@ -448,8 +487,7 @@ impl SqliteStatements {
             )),
             history: Statement::new(format!(
                 "SELECT COALESCE((SELECT attempts FROM {attempts} WHERE {key}), 0), \
-                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL), \
-                 (SELECT count(*) {TEMPORARY})"
+                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
             )),
             payload_hash: Statement::new(format!(
                 "SELECT payload_hash FROM {processed} WHERE {key}"
@@ -485,12 +523,20 @@ async fn set_busy_timeout(
 }
 
 /// Temporary tables, views and triggers; what SQLite makes for itself goes with them.
-const TEMPORARY: &str =
-    "FROM temp.sqlite_schema WHERE type <> 'index' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'";
+macro_rules! of_temporary {
+    ($what:literal) => {
+        concat!(
+            "SELECT ",
+            $what,
+            " FROM temp.sqlite_schema WHERE type <> 'index' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+        )
+    };
+}
+const COUNT_TEMPORARY: &str = of_temporary!("count(*)");
+const LIST_TEMPORARY: &str = of_temporary!("type, name");
 
 async fn temporary(conn: &mut SqliteConnection) -> Result<Vec<(String, String)>, sqlx::Error> {
-    let text = format!("SELECT type, name {TEMPORARY}");
-    sqlx::query_as(AssertSqlSafe(text)).fetch_all(conn).await
+    sqlx::query_as(LIST_TEMPORARY).fetch_all(conn).await
 }
 
 /// Drops the temporary objects that handlers left: they are found before the tables of their names.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inbox_core::{
-    Claim, ClaimKey, Claimed, InboxDatabase as _, Isolation, Layout, Requisites, Sealed, Session,
-    Tables, TransactionOptions,
+    Claim, ClaimKey, Claimed, Claims, Done, InboxDatabase as _, Isolation, Layout, Requisites,
+    Sealed, Session, Tables, TransactionOptions,
 };
 use sqlx::{Connection as _, PgConnection, PgPool, Postgres};
 use tokio::task::JoinSet;
@@ -136,13 +136,21 @@ pub(crate) async fn session(
                     consumer: CONSUMER,
                     message_id: id,
                 };
-                let claim = Claim::new(key, message);
-                if let Claimed::Won { .. } = session.claim(&begin, &claim).await? {
+                let claims = [Claim::new(key, message)];
+                let claims = Claims {
+                    begin: &begin,
+                    claims: &claims,
+                };
+                if let [Claimed::Won { .. }] = session.claim(&claims).await?[..] {
                     let tx = session.tx();
                     book!(order, id, tx);
-                    match session.seal(key, false).await {
-                        Sealed::Committed => {}
-                        other => return Err(format!("not committed: {other:?}").into()),
+                    let done = Done {
+                        keys: &[key],
+                        have_failures: false,
+                    };
+                    match session.seal(&done, None).await {
+                        (Sealed::Committed, _) => {}
+                        (other, _) => return Err(format!("not committed: {other:?}").into()),
                     }
                 } else {
                     session.roll_back().await?;

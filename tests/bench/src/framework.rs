@@ -1,4 +1,4 @@
-//! The framework in per-message mode.
+//! The framework.
 
 use std::future::pending;
 use std::num::NonZeroUsize;
@@ -35,11 +35,13 @@ pub(crate) async fn preloaded(
     pool: &PgPool,
     work: &Arc<Work>,
     concurrency: usize,
+    messages_per_transaction: Option<usize>,
     server: Pid,
 ) -> Result<Taken> {
     let source = Preloaded::new(work);
     let acks = Arc::clone(&source.acks);
-    run(pool, source, concurrency, server, acks.all()).await
+    let together = messages_per_transaction;
+    run(pool, source, concurrency, together, server, acks.all()).await
 }
 
 /// The source is the in-memory broker, which keeps books on every delivery.
@@ -54,6 +56,7 @@ pub(crate) async fn memory_broker(
         pool,
         broker.source(QUEUE),
         concurrency,
+        None,
         server,
         broker.until_idle(),
     )
@@ -64,15 +67,18 @@ async fn run(
     pool: &PgPool,
     source: impl Source,
     concurrency: usize,
+    messages_per_transaction: Option<usize>,
     server: Pid,
     done: impl Future<Output = ()>,
 ) -> Result<Taken> {
-    let inbox = Inbox::builder(pool.clone())
+    let mut builder = Inbox::builder(pool.clone())
         .source(QUEUE, source)
         .register(charge::handler())
-        .concurrency(concurrency)
-        .build()
-        .await?;
+        .concurrency(concurrency);
+    if let Some(messages) = messages_per_transaction {
+        builder = builder.messages_per_transaction(messages);
+    }
+    let inbox = builder.build().await?;
     let (stop, stopped) = oneshot::channel::<()>();
     let stopwatch = Stopwatch::start(server)?;
     let running = tokio::spawn(inbox.run_until(async {

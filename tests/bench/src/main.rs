@@ -41,6 +41,9 @@ pub(crate) enum Variant {
     Pooled,
     Held,
     Session,
+    /// One message per transaction.
+    FrameworkAlone,
+    /// As it is out of the box: messages that wait share a transaction.
     Framework,
     FrameworkOnMemoryBroker,
 }
@@ -51,7 +54,8 @@ impl Variant {
             Self::Pooled => "by hand, pool",
             Self::Held => "by hand, held connection, fence",
             Self::Session => "the framework's statements, no runtime",
-            Self::Framework => "framework",
+            Self::FrameworkAlone => "framework, one message per transaction",
+            Self::Framework => "framework, shared transactions",
             Self::FrameworkOnMemoryBroker => "framework, in-memory broker",
         }
     }
@@ -67,7 +71,10 @@ impl Variant {
             Self::Pooled => by_hand::pooled(pool, work, concurrency, server).await,
             Self::Held => by_hand::held(pool, work, concurrency, server).await,
             Self::Session => by_hand::session(pool, work, concurrency, server).await,
-            Self::Framework => framework::preloaded(pool, work, concurrency, server).await,
+            Self::FrameworkAlone => {
+                framework::preloaded(pool, work, concurrency, Some(1), server).await
+            }
+            Self::Framework => framework::preloaded(pool, work, concurrency, None, server).await,
             Self::FrameworkOnMemoryBroker => {
                 framework::memory_broker(pool, work, concurrency, server).await
             }
@@ -98,6 +105,7 @@ async fn bench(options: &Options) -> Result<()> {
         Variant::Pooled,
         Variant::Held,
         Variant::Session,
+        Variant::FrameworkAlone,
         Variant::Framework,
     ];
     if options.memory_broker {

@@ -10,8 +10,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// COMMIT as PostgreSQL's simple query has it, and as its completion tag has it.
+/// COMMIT at the end of a simple query, and as its completion tag has it.
 const COMMIT: &[u8] = b"COMMIT\0";
+/// COMMIT with the next transaction behind it.
+const COMMIT_AND_GO_ON: &[u8] = b"COMMIT; RESET ALL";
+/// What only work on a message has; until then a session is being prepared.
+const WORK: &[u8] = b"EXECUTE inbox_";
 
 /// What the proxy does to the next COMMIT that passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,7 +167,9 @@ async fn requests(
     met: watch::Sender<Option<AtCommit>>,
 ) -> std::io::Result<()> {
     let mut held = control.holding.subscribe();
-    let mut commits = Finder::default();
+    let mut work = Finder::of(WORK);
+    let mut finders = [Finder::of(COMMIT), Finder::of(COMMIT_AND_GO_ON)];
+    let mut works = false;
     let mut buffer = [0; 8192];
     loop {
         let n = from.read(&mut buffer).await?;
@@ -171,7 +177,12 @@ async fn requests(
             return Ok(());
         }
         let _ = held.wait_for(|holding| !holding).await;
-        if commits.complete_in(&buffer[..n]) {
+        works |= work.complete_in(&buffer[..n]);
+        let mut commits = false;
+        for commit in &mut finders {
+            commits |= commit.complete_in(&buffer[..n]);
+        }
+        if works && commits {
             let strike = {
                 let mut plan = control.plan();
                 let next = (!plan.at_commit.is_empty()).then(|| plan.at_commit.remove(0));
@@ -198,7 +209,7 @@ async fn answers(
     met: watch::Receiver<Option<AtCommit>>,
 ) -> std::io::Result<()> {
     let mut held = control.holding.subscribe();
-    let mut commits = Finder::default();
+    let mut commits = Finder::of(COMMIT);
     let mut buffer = [0; 8192];
     loop {
         let n = from.read(&mut buffer).await?;
@@ -226,16 +237,26 @@ async fn freeze() {
     tokio::time::sleep(Duration::MAX).await;
 }
 
-/// Finds COMMIT in a stream, also where it arrives in pieces.
-#[derive(Default)]
-struct Finder(Vec<u8>);
+/// Finds words in a stream, also where they arrive in pieces.
+struct Finder {
+    word: &'static [u8],
+    seen: Vec<u8>,
+}
 
 impl Finder {
+    const fn of(word: &'static [u8]) -> Self {
+        Self {
+            word,
+            seen: Vec::new(),
+        }
+    }
+
     fn complete_in(&mut self, bytes: &[u8]) -> bool {
-        self.0.extend_from_slice(bytes);
-        let found = self.0.windows(COMMIT.len()).any(|window| window == COMMIT);
-        let keep = if found { 0 } else { COMMIT.len() - 1 };
-        self.0.drain(..self.0.len().saturating_sub(keep));
+        self.seen.extend_from_slice(bytes);
+        let length = self.word.len();
+        let found = self.seen.windows(length).any(|window| window == self.word);
+        let keep = if found { 0 } else { length - 1 };
+        self.seen.drain(..self.seen.len().saturating_sub(keep));
         found
     }
 }

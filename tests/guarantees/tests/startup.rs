@@ -116,6 +116,7 @@ on_each_database! {
             .grace(Duration::MAX)
             .longest_hold(Duration::ZERO)
             .broken_after(0)
+            .messages_per_transaction(0)
             .build()
             .await
             .unwrap_err();
@@ -134,7 +135,7 @@ on_each_database! {
         assert_told(&refused, &["at most 3 connections", "need 9"]);
         assert_told(&refused, &["retry delay", "60s", "1s"]);
         assert_told(&refused, &["transient_runs(0)"]);
-        for limit in ["claim_wait(", "commit_wait(", "grace(", "longest_hold(", "broken_after("] {
+        for limit in ["claim_wait(", "commit_wait(", "grace(", "longest_hold(", "broken_after(", "messages_per_transaction("] {
             assert_told(&refused, &[limit]);
         }
         assert_told(&refused, &["\"inbox_attempts\" does not exist", "migrate"]);

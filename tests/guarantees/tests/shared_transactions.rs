@@ -1,0 +1,258 @@
+//! Messages that wait for the same handler share a transaction, and nothing of the promise changes by that: each has
+//! its effect once, and none pays for what another does.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::{Arc, Mutex};
+
+use inbox_guarantees::script::{Script, ScriptDatabase, Stage, Step, run, swallow};
+use inbox_guarantees::{
+    OrderPlaced, Sandbox, TestDatabase, all_acked, bill, on_each_database, order,
+};
+use inbox_runtime::testing::Step as PathStep;
+use inbox_runtime::{Handler, HandlerError, MessageId, State, Tx, inbox_handler};
+
+/// As many messages as come to lie before the worker.
+const MANY: usize = 120;
+
+/// The steps of the path, in the order in which one worker took them.
+#[derive(Clone, Default)]
+struct Steps(Arc<Mutex<Vec<PathStep>>>);
+
+impl Steps {
+    /// The largest number of handlers that ran before a commit.
+    fn most_in_one_transaction(&self) -> usize {
+        let mut most = 0;
+        let mut now = 0;
+        for step in &*self.0.lock().unwrap() {
+            match step {
+                PathStep::AfterHandler => now += 1,
+                PathStep::AfterCommit => now = 0,
+                _ => {}
+            }
+            most = most.max(now);
+        }
+        most
+    }
+}
+
+fn id(number: usize) -> String {
+    format!("m-{number}")
+}
+
+/// One worker with many messages before it.
+struct Crowd<Db: TestDatabase> {
+    sandbox: Sandbox<Db>,
+    stage: Stage,
+    steps: Steps,
+}
+
+impl<Db: TestDatabase + ScriptDatabase> Crowd<Db> {
+    async fn of<H: Handler<Db = Db>>(handler: H, script: Script, together: usize) -> Self {
+        let sandbox = Db::fresh(4).await;
+        let steps = Steps::default();
+        let seen = steps.clone();
+        let stage = Stage::start(&sandbox.pool, script, handler, |builder| {
+            builder
+                .prefetch(64)
+                .messages_per_transaction(together)
+                .on_step(move |step, _| seen.0.lock().unwrap().push(step))
+        })
+        .await;
+        Self {
+            sandbox,
+            stage,
+            steps,
+        }
+    }
+
+    async fn deliver(&self, times: usize) {
+        for _ in 0..times {
+            for number in 0..MANY {
+                self.stage.publish(&id(number));
+            }
+        }
+        all_acked(&self.stage.broker).await;
+    }
+
+    /// Every message was acked as often as it was delivered, and stored once; only m-60 may be a dead letter.
+    async fn harmed_nobody(&self, dead: &[&str]) {
+        assert!(
+            self.steps.most_in_one_transaction() > 1,
+            "nothing was shared"
+        );
+        assert_eq!(self.sandbox.dead_letters().await, dead);
+        let balance = self.sandbox.balance("acc-1").await;
+        let stored = MANY - dead.len();
+        assert_eq!(balance, 100 * i64::try_from(stored).unwrap());
+        for number in (0..MANY).filter(|number| *number != 60 || dead.is_empty()) {
+            let id = id(number);
+            assert_eq!(self.sandbox.ledger_rows(&id).await, 1, "{id}");
+            assert_eq!(self.sandbox.claims(&id).await, 1, "{id}");
+            assert_eq!(self.sandbox.attempts(&id).await, 0, "{id}");
+            assert_eq!(self.stage.acks(&id), 1, "{id}");
+        }
+        if !dead.is_empty() {
+            assert_eq!(self.sandbox.ledger_rows("m-60").await, 0);
+            assert_eq!(self.sandbox.claims("m-60").await, 0);
+            assert_eq!(self.stage.acks("m-60"), 1);
+        }
+    }
+}
+
+on_each_database! {
+    #[inbox_handler(consumer = "billing", timeout = "1s", max_attempts = 2)]
+    pub(super) async fn charge(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        script.play(&id, tx).await
+    }
+
+    pub(super) async fn crowd(script: Script) -> Crowd<Db> {
+        let crowd = Crowd::of(charge::handler(), script, 16).await;
+        crowd.deliver(1).await;
+        crowd
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn messages_that_wait_share_a_transaction_and_have_their_effect_once() {
+        let crowd = crowd(Script::default()).await;
+        crowd.harmed_nobody(&[]).await;
+        assert_eq!(crowd.steps.most_in_one_transaction(), 16);
+        crowd.stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_more_messages_share_a_transaction_than_the_builder_says() {
+        let crowd = Crowd::of(charge::handler(), Script::default(), 1).await;
+        crowd.deliver(1).await;
+        assert_eq!(crowd.steps.most_in_one_transaction(), 1);
+        assert_eq!(crowd.sandbox.ledger_total().await, i64::try_from(MANY).unwrap());
+        crowd.stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn copies_among_messages_that_share_a_transaction_are_duplicates() {
+        let crowd = Crowd::of(charge::handler(), Script::default(), 16).await;
+        crowd.deliver(3).await;
+        assert!(crowd.steps.most_in_one_transaction() > 1);
+        for number in 0..MANY {
+            crowd.sandbox.assert_stored_once(&id(number)).await;
+            assert_eq!(crowd.stage.acks(&id(number)), 3);
+            assert_eq!(crowd.stage.script.runs(&id(number)), 1, "a copy was run");
+        }
+        crowd.stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_message_that_fails_costs_its_neighbours_nothing() {
+        for step in [
+            Step::Fail("out of stock"),
+            Step::Panic("index out of bounds"),
+            Step::Sleep(std::time::Duration::from_secs(5)),
+            run("SELECT nothing"),
+        ] {
+            let crowd = crowd(Script::default().always("m-60", [step])).await;
+            crowd.harmed_nobody(&["attempts_exhausted"]).await;
+            crowd.stage.stop().await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_message_that_is_rejected_costs_its_neighbours_nothing() {
+        let crowd = Crowd::of(rejects::handler(), Script::default(), 16).await;
+        crowd.deliver(1).await;
+        crowd.harmed_nobody(&["rejected"]).await;
+        crowd.stage.stop().await;
+    }
+
+    #[inbox_handler(consumer = "billing")]
+    async fn rejects(order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        if id.as_str() == "m-60" {
+            return Err(HandlerError::reject("no such product"));
+        }
+        Ok(())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_undecodable_message_costs_its_neighbours_nothing() {
+        let crowd = Crowd::of(charge::handler(), Script::default(), 16).await;
+        for number in 0..MANY {
+            let message = if number == 60 {
+                inbox_runtime::Envelope::new("{").id(id(number)).message_type("OrderPlaced")
+            } else {
+                order(&id(number))
+            };
+            crowd.stage.broker.publish("orders", message);
+        }
+        all_acked(&crowd.stage.broker).await;
+        crowd.harmed_nobody(&["undecodable"]).await;
+        crowd.stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_handler_that_rolls_back_for_all_is_found_out_alone() {
+        let crowd = crowd(Script::default().always("m-60", [swallow("ROLLBACK")])).await;
+        crowd.harmed_nobody(&["attempts_exhausted"]).await;
+        crowd.stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_message_that_recovers_is_processed_with_its_failure_forgotten() {
+        let crowd = crowd(Script::default().once("m-60", [Step::Fail("not yet")])).await;
+        crowd.harmed_nobody(&[]).await;
+        // Once with its neighbours, uncounted; then alone.
+        assert!(crowd.stage.script.runs("m-60") >= 2);
+        crowd.stage.stop().await;
+    }
+}
+
+mod on_postgres {
+    use super::postgres::crowd;
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_swallowed_error_is_found_out_alone() {
+        let crowd = crowd(Script::default().always("m-60", [swallow("SELECT 1/0")])).await;
+        crowd.harmed_nobody(&["attempts_exhausted"]).await;
+        crowd.stage.stop().await;
+    }
+
+    /// What one handler commits for all cannot be taken back, and may be half of its neighbours' work.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_handler_commits_for_all_is_told_and_nobody_is_lost() {
+        for steps in [
+            vec![run("COMMIT")],
+            vec![run("COMMIT AND CHAIN")],
+            vec![run("COMMIT"), Step::Fail("out of stock")],
+        ] {
+            let crowd = crowd(Script::default().always("m-60", steps)).await;
+            assert!(
+                crowd.steps.most_in_one_transaction() > 1,
+                "nothing was shared"
+            );
+            let dead = crowd.sandbox.dead_letters().await;
+            assert!(dead.iter().all(|reason| reason == "escaped"), "{dead:?}");
+            let told = sqlx::Postgres::texts(
+                &crowd.sandbox.pool,
+                "SELECT message_id FROM inbox_dead_letters",
+            )
+            .await;
+            assert!(told.contains(&id(60)), "{told:?}");
+            for number in 0..MANY {
+                let id = id(number);
+                let rows = crowd.sandbox.ledger_rows(&id).await;
+                assert!(
+                    rows == 1 || (rows == 0 && told.contains(&id)),
+                    "{id}: {rows} rows"
+                );
+                assert_eq!(crowd.stage.acks(&id), 1, "{id}");
+            }
+            crowd.stage.stop().await;
+        }
+    }
+}
