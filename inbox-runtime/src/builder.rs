@@ -184,7 +184,6 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
     ///
     /// Messages share one only when they wait anyway, none waits for others to come. When a shared transaction
     /// fails, each of its messages is tried alone.
-    #[must_use]
     pub const fn messages_per_transaction(mut self, messages: usize) -> Self {
         self.messages_per_transaction = messages;
         self

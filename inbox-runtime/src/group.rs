@@ -304,10 +304,8 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
 
         // While the transaction is open: a duplicate is told when it is another message.
-        for member in 0..group.members.len() {
-            if !is_duplicate[member] {
-                continue;
-            }
+        let duplicates = is_duplicate.iter().enumerate().filter(|(_, is)| **is);
+        for (member, _) in duplicates {
             let key = group.key(member);
             let stored = limited(
                 STATEMENT_LIMIT,
