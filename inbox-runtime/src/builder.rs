@@ -68,7 +68,7 @@ pub struct InboxBuilder<Db: InboxDatabase> {
     migrate: bool,
     concurrency: Option<usize>,
     prefetch: Option<usize>,
-    messages_per_transaction: usize,
+    messages_per_transaction: Option<usize>,
     claim_wait: Duration,
     commit_wait: Duration,
     grace: Duration,
@@ -100,7 +100,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             migrate: false,
             concurrency: None,
             prefetch: None,
-            messages_per_transaction: 16,
+            messages_per_transaction: None,
             claim_wait: Duration::from_secs(5),
             commit_wait: Duration::from_secs(30),
             grace: Duration::from_secs(25),
@@ -180,12 +180,18 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         self
     }
 
-    /// How many messages of one handler may share a transaction (default 16; 1: none do).
+    /// How many messages of one handler may share a transaction. The default is 16 with a concurrency of 1, and else
+    /// 1, which means that none do.
     ///
-    /// Messages share one only when they wait anyway, none waits for others to come. When a shared transaction
-    /// fails, each of its messages is tried alone.
+    /// A shared commit is what makes many small messages fast. Messages share one only when they wait anyway, none
+    /// waits for others to come. When a shared transaction fails, each of its messages is tried alone, so what a
+    /// handler does outside of its transaction can happen once more.
+    ///
+    /// With several workers, transactions that change many rows in the order of their messages meet in the rows that
+    /// they have in common: then they wait for each other, or end in a deadlock, which costs a second. Raise this
+    /// where messages that are in work at the same time seldom touch the same rows.
     pub const fn messages_per_transaction(mut self, messages: usize) -> Self {
-        self.messages_per_transaction = messages;
+        self.messages_per_transaction = Some(messages);
         self
     }
 
@@ -258,7 +264,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         let prefetch = self.prefetch.unwrap_or(
             concurrency
                 .saturating_mul(2)
-                .saturating_mul(self.messages_per_transaction.max(1)),
+                .saturating_mul(self.sharing(concurrency).max(1)),
         );
         let mut problems = self.static_problems(concurrency, prefetch);
         let inspection = match self.tables.check() {
@@ -277,6 +283,12 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             return Err(BuildError { problems });
         };
         self.assemble(inspection, concurrency, prefetch)
+    }
+
+    /// How many messages may share a transaction.
+    fn sharing(&self, concurrency: usize) -> usize {
+        let default = if concurrency == 1 { 16 } else { 1 };
+        self.messages_per_transaction.unwrap_or(default)
     }
 
     /// What is wrong without looking at the database.
@@ -369,7 +381,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 ));
             }
         }
-        if self.messages_per_transaction == 0 {
+        if self.messages_per_transaction == Some(0) {
             problems.push(
                 "messages_per_transaction(0): no message would have a transaction; give 1 or more"
                     .to_owned(),
@@ -458,7 +470,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 spec,
                 handler,
                 begin,
-                self.messages_per_transaction,
+                self.sharing(concurrency.get()),
             )));
         }
         let begin = layout.begin_text(&options(Isolation::ReadCommitted, IDLE_MARGIN));

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tracing::Instrument as _;
 
 use inbox_core::{
-    Claim, ClaimKey, Claimed, Claims, Done, FailureText, InboxDatabase, Sealed, Session,
-    TraceOfClaim,
+    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, FailureText, InboxDatabase, Sealed,
+    Session, TraceOfClaim,
 };
 
 use crate::job::{Job, Outcome, Work};
@@ -294,11 +294,20 @@ impl<Db: InboxDatabase> Worker<Db> {
                 Called::TimedOut => {
                     // It may be in the middle of a statement: closing the connection ends that on the server too.
                     drop(session);
-                    return self.fall_back(group, winners[0], mark.as_deref()).await;
+                    return self
+                        .fall_back(group, winners[0], mark.as_deref(), false)
+                        .await;
                 }
-                _ => {
+                other => {
+                    let is_conflict = matches!(
+                        &other,
+                        Called::Failed(error)
+                            if session.cause_of(error) == Some(ErrorClass::Transient)
+                    );
                     self.put_back(session).await;
-                    return self.fall_back(group, winners[0], mark.as_deref()).await;
+                    return self
+                        .fall_back(group, winners[0], mark.as_deref(), is_conflict)
+                        .await;
                 }
             }
         }
@@ -316,7 +325,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             let claim = Claim::new(key, &group.members[member].job.envelope);
             if !matches!(compare_payloads(&claim, stored), Comparison::Done) {
                 drop(session);
-                return self.fall_back(group, member, None).await;
+                return self.fall_back(group, member, None, false).await;
             }
         }
         if winners.is_empty() {
@@ -339,9 +348,12 @@ impl<Db: InboxDatabase> Worker<Db> {
                         .sharing()
                         .note_success(group.members.len(), begun.elapsed() < LONG);
                 }
-                Sealed::Refused(_) => {
+                Sealed::Refused(error) => {
+                    let is_conflict = Db::classify(&error) == ErrorClass::Transient;
                     self.put_back(session).await;
-                    return self.fall_back(group, winners[0], mark.as_deref()).await;
+                    return self
+                        .fall_back(group, winners[0], mark.as_deref(), is_conflict)
+                        .await;
                 }
                 Sealed::Unknown(error) => {
                     drop(session);
@@ -355,7 +367,9 @@ impl<Db: InboxDatabase> Worker<Db> {
                 _ => {
                     // Whatever is open on this session now is not ours: close it.
                     drop(session);
-                    return self.fall_back(group, winners[0], mark.as_deref()).await;
+                    return self
+                        .fall_back(group, winners[0], mark.as_deref(), false)
+                        .await;
                 }
             }
         }
@@ -379,8 +393,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         group: &mut Group<Db>,
         claimed: usize,
         mark: Option<&str>,
+        is_conflict: bool,
     ) -> usize {
-        group.handler.sharing().note_failure();
+        group.handler.sharing().note_failure(is_conflict);
         let shared = Arc::clone(&self.shared);
         let Some(mut session) = self.session_when_available().await else {
             self.set_aside(group, Duration::ZERO);

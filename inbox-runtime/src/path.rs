@@ -466,9 +466,11 @@ impl<Db: InboxDatabase> Worker<Db> {
                 self.put_back(session).await;
                 return Ending::Uncounted { delay: None };
             }
-            Comparison::Failed => drop(session),
+            Comparison::Failed => {
+                drop(session);
+                return Ending::Uncounted { delay: None };
+            }
         }
-        // The claim's own answer decides.
         Ending::Done(Outcome::Duplicate)
     }
 
@@ -623,14 +625,11 @@ impl<Db: InboxDatabase> Worker<Db> {
     ) -> Ending {
         let claim = Claim::new(attempt.key(), &attempt.job.envelope);
         let shared = Arc::clone(&self.shared);
-        let Opened { session, answer } =
-            shared.claim(session, &shared.begin, &[claim]).await.sole();
+        let claims = std::slice::from_ref(&claim);
+        let Opened { session, answer } = shared.claim(session, &shared.begin, claims).await.sole();
         match answer {
             Ok(Claimed::Won { .. }) => self.keep_claimed(session, attempt, failure, attempts).await,
-            Ok(_) => {
-                self.put_back(session).await;
-                Ending::Done(Outcome::Duplicate)
-            }
+            Ok(_) => self.duplicate(session, &claim).await,
             Err(fault) => self.not_claimed(session, fault).await,
         }
     }

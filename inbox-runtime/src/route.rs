@@ -88,8 +88,10 @@ pub(crate) struct Sharing {
 }
 
 impl Sharing {
-    /// How many messages go alone after a shared transaction failed.
+    /// How many messages go alone after a shared transaction failed by one of them.
     const AFTER_A_FAILURE: usize = 16;
+    /// And after transactions stood in each other's way, which costs a second in a deadlock.
+    const AFTER_A_CONFLICT: usize = 2000;
 
     const fn new(most: usize) -> Self {
         Self {
@@ -128,8 +130,13 @@ impl Sharing {
     }
 
     /// A shared transaction failed: a message of it does, or two transactions stood in each other's way.
-    pub(crate) fn note_failure(&self) {
-        self.alone.store(Self::AFTER_A_FAILURE, Ordering::Relaxed);
+    pub(crate) fn note_failure(&self, is_conflict: bool) {
+        let alone = if is_conflict {
+            Self::AFTER_A_CONFLICT
+        } else {
+            Self::AFTER_A_FAILURE
+        };
+        self.alone.fetch_max(alone, Ordering::Relaxed);
         self.now.store(1, Ordering::Relaxed);
     }
 }

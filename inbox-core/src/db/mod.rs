@@ -287,7 +287,8 @@ pub enum Claimed {
         /// What [`InboxDatabase::trace`] recognises this transaction by.
         mark: Option<String>,
     },
-    /// The message was processed before.
+    /// The message was processed before, if its claim is there: [`InboxDatabase::payload_hash`] tells. Without that
+    /// look, "no row" may be the answer to something else, or the doing of a trigger.
     Duplicate,
 }
 

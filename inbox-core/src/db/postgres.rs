@@ -328,12 +328,19 @@ impl InboxDatabase for Postgres {
         statements: &PostgresStatements,
         key: ClaimKey<'_>,
     ) -> Result<Option<Option<Vec<u8>>>, sqlx::Error> {
-        let row: Option<PgRow> = sqlx::query(statements.payload_hash.text())
+        let nonce = Nonce::new();
+        let row = sqlx::query(statements.payload_hash.text())
             .bind(key.message_id)
             .bind(key.consumer)
-            .fetch_optional(conn)
+            .bind(&nonce.0)
+            .fetch_one(conn)
             .await?;
-        row.map(|row| row.try_get(0)).transpose()
+        let is_there: bool = row.try_get(0)?;
+        let hash = row.try_get(1)?;
+        if !nonce.is_in(&[row], 2) {
+            return Err(garbled());
+        }
+        Ok(is_there.then_some(hash))
     }
 
     async fn trace(
@@ -555,8 +562,7 @@ impl PostgresStatements {
         ]);
     }
 
-    /// What the rows of the claims say: one row for each that was won, in their order, and one without an id where
-    /// none was.
+    /// What the rows of the claims say: one row for each that was won, in their order.
     async fn judge_claims(
         &self,
         conn: &mut PgConnection,
@@ -565,8 +571,7 @@ impl PostgresStatements {
         nonce: &Nonce,
         rows: Vec<PgRow>,
     ) -> Result<Vec<Claimed>, sqlx::Error> {
-        // "No row" must not be taken for "processed before" when it is the answer to something else.
-        if !nonce.is_in(&rows, 4) {
+        if !rows.is_empty() && !nonce.is_in(&rows, 4) {
             return Err(garbled());
         }
         guard.claim_rows.clear();
@@ -575,8 +580,8 @@ impl PostgresStatements {
         let mut rows = rows.into_iter().peekable();
         for claim in claims.claims {
             let Some(row) = rows.next_if(|row| {
-                row.try_get::<Option<&str>, _>(0)
-                    .is_ok_and(|id| id == Some(claim.key.message_id))
+                row.try_get::<&str, _>(0)
+                    .is_ok_and(|id| id == claim.key.message_id)
             }) else {
                 answers.push(Claimed::Duplicate);
                 continue;
@@ -601,10 +606,9 @@ impl PostgresStatements {
             });
         }
         guard.claim_rows.push('}');
-        let is_empty = |row: &PgRow| matches!(row.try_get::<Option<&str>, _>(0), Ok(None));
         match rows.next() {
-            Some(row) if !is_empty(&row) => Err(garbled()),
-            _ => Ok(answers),
+            None => Ok(answers),
+            Some(_) => Err(garbled()),
         }
     }
 
@@ -677,43 +681,30 @@ impl PostgresStatements {
             "ON CONFLICT (message_id, consumer_name) DO NOTHING \
              RETURNING claimed.message_id, claimed.ctid::text AS place, claimed.xmin::text AS mark, \
              (SELECT counted.attempts FROM {attempts} AS counted WHERE (counted.message_id, counted.consumer_name) = \
-             (claimed.message_id, claimed.consumer_name)) AS attempts, pg_catalog.pg_advisory_unlock_all()"
+             (claimed.message_id, claimed.consumer_name)) AS attempts, $6, pg_catalog.pg_advisory_unlock_all()"
         );
-        // Always a row, so that its absence means nothing.
-        let told = |nonce: &str, claim: &str| {
-            format!(
-                "WITH won AS ({claim}) SELECT won.message_id, won.place, won.mark, won.attempts, {nonce} \
-                 FROM (SELECT) AS asked LEFT JOIN won ON true"
-            )
-        };
         Self {
             // The lock timeout is for the claim alone and ends with it (a duplicate ends the transaction).
-            claim: told(
-                "$6",
-                &format!(
-                    "{insert} VALUES ({id}, {consumer}, {message_type}, {correlation_id}, {payload_hash}) {won}, \
+            claim: format!(
+                "{insert} VALUES ({id}, {consumer}, {message_type}, {correlation_id}, {payload_hash}) {won}, \
                      pg_catalog.set_config('lock_timeout', {lock_timeout}, true)",
-                    id = from_hex("$1"),
-                    consumer = from_hex("$2"),
-                    message_type = from_hex("$3"),
-                    correlation_id = from_hex("$4"),
-                    payload_hash = "pg_catalog.decode($5, 'hex')",
-                    lock_timeout = literal(&effective.lock_timeout),
-                ),
+                id = from_hex("$1"),
+                consumer = from_hex("$2"),
+                message_type = from_hex("$3"),
+                correlation_id = from_hex("$4"),
+                payload_hash = "pg_catalog.decode($5, 'hex')",
+                lock_timeout = literal(&effective.lock_timeout),
             ),
-            claim_many: told(
-                "$6",
-                &format!(
-                    "{insert} SELECT {id}, {consumer}, {message_type}, {correlation_id}, {payload_hash} \
+            claim_many: format!(
+                "{insert} SELECT {id}, {consumer}, {message_type}, {correlation_id}, {payload_hash} \
                      FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3), \
                      pg_catalog.unnest($4), pg_catalog.unnest($5)) AS claim (id, consumer, type, correlation, hash) \
                      ORDER BY claim.id COLLATE pg_catalog.\"C\" {won}",
-                    id = from_hex("claim.id"),
-                    consumer = from_hex("claim.consumer"),
-                    message_type = from_hex("claim.type"),
-                    correlation_id = from_hex("claim.correlation"),
-                    payload_hash = "pg_catalog.decode(claim.hash, 'hex')",
-                ),
+                id = from_hex("claim.id"),
+                consumer = from_hex("claim.consumer"),
+                message_type = from_hex("claim.type"),
+                correlation_id = from_hex("claim.correlation"),
+                payload_hash = "pg_catalog.decode(claim.hash, 'hex')",
             ),
             lock_timeout: literal(&effective.lock_timeout),
             is_dead: Statement::new(format!(
@@ -744,7 +735,8 @@ impl PostgresStatements {
                 "'::tid[]); ".to_owned(),
             ),
             payload_hash: Statement::new(format!(
-                "SELECT payload_hash FROM {processed} WHERE {key}"
+                "SELECT EXISTS (SELECT 1 FROM {processed} WHERE {key}), \
+                 (SELECT payload_hash FROM {processed} WHERE {key}), $3::text"
             )),
             trace: Statement::new(format!("SELECT xmin::text FROM {processed} WHERE {key}")),
             withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),

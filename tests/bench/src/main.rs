@@ -43,7 +43,7 @@ pub(crate) enum Variant {
     Session,
     /// One message per transaction.
     FrameworkAlone,
-    /// As it is out of the box: messages that wait share a transaction.
+    /// Messages that wait share a transaction, as with one worker out of the box.
     Framework,
     FrameworkOnMemoryBroker,
 }
@@ -74,7 +74,9 @@ impl Variant {
             Self::FrameworkAlone => {
                 framework::preloaded(pool, work, concurrency, Some(1), server).await
             }
-            Self::Framework => framework::preloaded(pool, work, concurrency, None, server).await,
+            Self::Framework => {
+                framework::preloaded(pool, work, concurrency, Some(16), server).await
+            }
             Self::FrameworkOnMemoryBroker => {
                 framework::memory_broker(pool, work, concurrency, server).await
             }
