@@ -212,8 +212,8 @@ pub enum CallError {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a handler error",
     label = "not a handler error",
-    note = "implement `std::error::Error` for it, or return `HandlerError`",
-    note = "a boxed error must be `Box<dyn Error + Send + Sync>`"
+    note = "write `-> Result<(), HandlerError>`, or implement `std::error::Error` for `{Self}`, which must be `Send + Sync + 'static`",
+    note = "a boxed error is `Box<dyn Error + Send + Sync>`"
 )]
 pub trait IntoHandlerError: Into<BoxError> {}
 
@@ -224,7 +224,7 @@ impl<E: Into<BoxError>> IntoHandlerError for E {}
 #[diagnostic::on_unimplemented(
     message = "an inbox handler must return `Result<(), E>`, found `{Self}`",
     label = "not a handler result",
-    note = "`E` is any type that implements `std::error::Error + Send + Sync + 'static`, or `HandlerError`",
+    note = "write `-> Result<(), HandlerError>`; `E` can be any type that implements `std::error::Error + Send + Sync + 'static`",
     note = "nobody receives a value from a handler: store it through `tx` and return `Ok(())`"
 )]
 pub trait HandlerOutcome {

@@ -28,8 +28,8 @@ use crate::incoming::Incoming;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not available to inbox handlers",
     label = "not an extractor",
-    note = "wrap shared values in `State<{Self}>` and give them to the builder with `.state(..)`",
-    note = "implement `FromDelivery` for your own types; the message is the first parameter, and there is only one"
+    note = "write `State<{Self}>` for a value that the builder is given with `.state(..)`, or implement `FromDelivery`",
+    note = "the message is the first parameter, and there is only one"
 )]
 pub trait FromDelivery: Sized {
     /// Says what the builder must be able to provide; asked once, before the first message.
@@ -123,7 +123,7 @@ impl fmt::Debug for StateMap {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be shared between handlers",
     label = "needs `Clone + Send + Sync + 'static`",
-    note = "handlers run on several threads at once: put the value into an `Arc`, and what changes into a `Mutex` or an atomic"
+    note = "each message gets a clone, on any thread: add `#[derive(Clone)]` or wrap it in `Arc<..>`, and what changes in a `Mutex`"
 )]
 pub trait SharedState: Clone + Send + Sync + 'static {}
 

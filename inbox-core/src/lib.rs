@@ -26,6 +26,7 @@ mod handler;
 mod identity;
 mod incoming;
 mod message;
+mod registration;
 mod session;
 mod source;
 mod tables;
@@ -53,6 +54,7 @@ pub use identity::{
 };
 pub use incoming::Incoming;
 pub use message::Message;
+pub use registration::{HandlerOn, SameDatabase};
 pub use session::{Layout, Session, TransactionOptions};
 pub use source::{
     Assignment, Capabilities, Deliveries, PublishError, Publisher, Settle, SettleError,

@@ -10,8 +10,8 @@ use crate::incoming::Incoming;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the message of an inbox handler",
     label = "not decodable",
-    note = "the first parameter is decoded from the message body; add `#[derive(serde::Deserialize)]` to `{Self}`",
-    note = "the transaction is the second parameter, extractors such as `State<T>` follow it"
+    note = "the first parameter is decoded from the body of the message: its type needs `#[derive(serde::Deserialize)]`",
+    note = "if `{Self}` is an extractor such as `State<T>`, it belongs behind the transaction"
 )]
 pub trait Message: Sized {
     /// Decodes the message.

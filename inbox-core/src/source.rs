@@ -14,6 +14,11 @@ use crate::identity::IdSource;
 ///
 /// A source is a description; [`Source::open`] connects. The runtime opens it again, with back-off, whenever
 /// an [`Assignment`] ended, so an adapter neither reconnects by itself nor hides that a connection was lost.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a source of messages",
+    label = "not a source",
+    note = "a source is made by one of `inbox_runtime::brokers`, for example `RabbitMq::new(\"amqp://localhost\").queue(\"orders\")`"
+)]
 #[async_trait]
 pub trait Source: Send + Sync + 'static {
     /// The messaging system, in OpenTelemetry's words (`rabbitmq`, `kafka`, ...).

@@ -245,8 +245,8 @@ impl<Db: InboxDatabase> fmt::Debug for Savepoint<'_, Db> {
 #[diagnostic::on_unimplemented(
     message = "the second parameter of an inbox handler must be `&mut Tx<DB>`, found `&mut {Self}`",
     label = "not an inbox transaction",
-    note = "statements run through anything else are not rolled back together with the claim",
-    note = "`Tx<Postgres>` is an executor of sqlx and gives access to the connection; the runtime commits it"
+    note = "write `&mut Tx<Postgres>` or `&mut Tx<Sqlite>`; it is an executor of sqlx and dereferences to the connection",
+    note = "statements run through anything else are not rolled back together with the claim"
 )]
 pub trait HandlerTx: Sized + Sealed {
     /// The database.

@@ -12,7 +12,7 @@ use quote::{quote, quote_spanned};
 /// struct charge { _private: () }
 /// const _: () = {
 ///     impl charge {
-///         pub const fn handler<D: InboxDatabase>() -> Rejected<D> { Rejected::new() }
+///         pub const fn handler() -> Rejected { Rejected::new() }
 ///     }
 /// };
 /// ```
@@ -28,7 +28,7 @@ pub(crate) fn handler(function: &HandlerFn, root: &Root) -> TokenStream {
     let handler = quote_spanned! {companion::generated(name)=>
         impl #name {
             #[doc(hidden)]
-            pub const fn handler<D: #root::__private::InboxDatabase>() -> #root::__private::Rejected<D> {
+            pub const fn handler() -> #root::__private::Rejected {
                 #root::__private::Rejected::new()
             }
         }

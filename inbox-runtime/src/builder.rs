@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inbox_core::{
-    ConsumerName, Handler, HandlerSpec, InboxDatabase, Inspection, Isolation, Layout,
-    MigrationError, Requirements, Requisites, Severity, Source, StateMap, Tables,
+    ConsumerName, HandlerOn, HandlerSpec, InboxDatabase, Inspection, Isolation, Layout,
+    MigrationError, Requirements, Requisites, Severity, SharedState, Source, StateMap, Tables,
     TransactionOptions,
 };
 use sqlx::Pool;
@@ -136,7 +136,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
     }
 
     /// Registers a handler: `.register(charge::handler())`.
-    pub fn register<H: Handler<Db = Db>>(mut self, handler: H) -> Self {
+    pub fn register<H: HandlerOn<Db>>(mut self, handler: H) -> Self {
         let mut requirements = Requirements::default();
         H::requirements(&mut requirements);
         self.handlers.push(Candidate {
@@ -148,7 +148,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
     }
 
     /// Gives handlers a value that they take as `State<T>`; one value per type.
-    pub fn state<T: Clone + Send + Sync + 'static>(mut self, value: T) -> Self {
+    pub fn state<T: SharedState>(mut self, value: T) -> Self {
         if !self.state.insert(value) {
             self.repeated_state.push(std::any::type_name::<T>());
         }

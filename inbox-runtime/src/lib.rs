@@ -86,11 +86,11 @@ pub use inbox_core::__private;
 #[doc(no_inline)]
 pub use inbox_core::{
     Assignment, Attempt, BoxError, CallError, Capabilities, ConsumerName, DecodeError, DedupKey,
-    Deliveries, Delivery, Envelope, ExtractError, FromDelivery, Handler, HandlerError,
+    Deliveries, Delivery, Envelope, ExtractError, FromDelivery, Handler, HandlerError, HandlerOn,
     HandlerOutcome, HandlerSpec, HandlerTx, Headers, IdSource, IdempotencyKey, InboxDatabase,
     Incoming, Isolation, Message, MessageId, MigrationError, PublishError, Publisher, Requirements,
-    Savepoint, Settle, SettleError, SettleToken, Source, SourceError, State, StateMap, Tables, Tx,
-    Verdict,
+    SameDatabase, Savepoint, Settle, SettleError, SettleToken, SharedState, Source, SourceError,
+    State, StateMap, Tables, Tx, Verdict,
 };
 
 #[doc(inline)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use inbox_core::{
-    Capabilities, ConsumerName, Envelope, Handler, HandlerFuture, HandlerSpec, IdSource,
+    Capabilities, ConsumerName, Envelope, HandlerFuture, HandlerOn, HandlerSpec, IdSource,
     InboxDatabase, Incoming, Tx,
 };
 
@@ -141,18 +141,14 @@ impl Sharing {
     }
 }
 
-/// [`Handler`] without its constant, so that handlers of several types fit one list.
+/// [`HandlerOn`] without its constant, so that handlers of several types fit one list.
 pub(crate) trait Callable<Db: InboxDatabase>: Send + Sync {
     fn call<'a>(&'a self, incoming: &'a [Incoming<'_>], tx: &'a mut Tx<Db>) -> HandlerFuture<'a>;
 }
 
-impl<H: Handler> Callable<H::Db> for H {
-    fn call<'a>(
-        &'a self,
-        incoming: &'a [Incoming<'_>],
-        tx: &'a mut Tx<H::Db>,
-    ) -> HandlerFuture<'a> {
-        Handler::call(self, incoming, tx)
+impl<H: HandlerOn<Db>, Db: InboxDatabase> Callable<Db> for H {
+    fn call<'a>(&'a self, incoming: &'a [Incoming<'_>], tx: &'a mut Tx<Db>) -> HandlerFuture<'a> {
+        HandlerOn::call(self, incoming, tx)
     }
 }
 

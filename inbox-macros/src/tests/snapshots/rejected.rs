@@ -12,9 +12,7 @@ pub struct charge {
 const _: () = {
     impl charge {
         #[doc(hidden)]
-        pub const fn handler<D: ::inbox_core::__private::InboxDatabase>() -> ::inbox_core::__private::Rejected<
-            D,
-        > {
+        pub const fn handler() -> ::inbox_core::__private::Rejected {
             ::inbox_core::__private::Rejected::new()
         }
     }
