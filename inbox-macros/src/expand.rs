@@ -104,11 +104,14 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
         Ident::new("__tx", last),
     );
     let call = call(handler, root, &incoming, &tx);
+    // A type that is not in scope is one error if the compiler's advice is the same in both places where it stands:
+    // to add a type parameter behind the name of the function, and here behind `impl`.
+    let keyword = quote_spanned!(name.span()=> impl);
     quote_spanned! {first=>
         #[automatically_derived]
         #deprecated
         #qualified
-        impl #at::__private::Handler for #name {
+        #keyword #at::__private::Handler for #name {
             #database
             const SPEC: #at::__private::HandlerSpec = #spec;
             #requirements
