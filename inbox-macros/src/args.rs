@@ -72,17 +72,17 @@ impl Reader<'_> {
     fn option(&mut self, input: ParseStream<'_>) -> Result<(), Finding> {
         if !input.peek(syn::Ident::peek_any) || input.peek(Lit) || input.peek2(Token![::]) {
             self.may_be_consumer = true;
-            return Err(bare_value(input));
+            return Err(bare_value(input, self.seen.contains(&"consumer")));
         }
         let Ok(key) = input.call(Ident::parse_any) else {
-            return Err(bare_value(input));
+            return Err(bare_value(input, self.seen.contains(&"consumer")));
         };
         let name = key.unraw().to_string();
         let Some(option) = OPTIONS.iter().find(|option| name == option.name) else {
             self.may_be_consumer = true;
-            return Err(
-                Finding::new(key, format!("unknown option `{name}`")).help(options::remedy(&name))
-            );
+            let (written, name) = hyphenated(key, name, input);
+            return Err(Finding::new(written, format!("unknown option `{name}`"))
+                .help(options::remedy(&name)));
         };
         if self.seen.contains(&option.name) {
             return Err(Finding::new(key, format!("`{name}` is given twice")).help("keep one"));
@@ -125,6 +125,20 @@ impl Reader<'_> {
     }
 }
 
+/// The rest of `max-attempts`, which Rust reads as a difference.
+fn hyphenated(key: Ident, mut name: String, input: ParseStream<'_>) -> (TokenStream, String) {
+    let mut written = key.into_token_stream();
+    while input.peek(Token![-]) && input.peek2(syn::Ident::peek_any) {
+        let (Ok(hyphen), Ok(word)) = (input.parse::<Token![-]>(), input.call(Ident::parse_any))
+        else {
+            break;
+        };
+        name.push_str(&format!("-{word}"));
+        written.extend(quote!(#hyphen #word));
+    }
+    (written, name)
+}
+
 /// The value behind `=`.
 fn value(option: &AttrOption, key: &Ident, input: ParseStream<'_>) -> Result<Expr, Finding> {
     let name = option.name;
@@ -133,7 +147,7 @@ fn value(option: &AttrOption, key: &Ident, input: ParseStream<'_>) -> Result<Exp
         return Err(Finding::new(key, format!("`{name}` needs a value"))
             .help(format!("`{}`", option.example)));
     }
-    if !input.peek(Token![=]) {
+    if !input.peek(Token![=]) || input.peek(Token![==]) || input.peek(Token![=>]) {
         return Err(not_assigned(option, input));
     }
     let equals = input.parse::<Token![=]>().ok();
@@ -149,62 +163,74 @@ fn value(option: &AttrOption, key: &Ident, input: ParseStream<'_>) -> Result<Exp
             input.advance_to(&ahead);
             Ok(value)
         }
-        Err(_) => Err(
-            Finding::new(rest_of_option(input), format!("`{name}` needs a value"))
-                .help(format!("`{}`", option.example)),
-        ),
+        Err(_) => {
+            let given = rest_of_option(input);
+            let (headline, remedy) = match literal::unseparated(&given) {
+                Some(list) => (
+                    format!("the list in `{name}` needs commas"),
+                    format!("`{name} = {list}`"),
+                ),
+                None => (
+                    format!("`{name}` needs a value"),
+                    format!("`{}`", option.example),
+                ),
+            };
+            Err(Finding::new(given, headline).help(remedy))
+        }
     }
 }
 
 /// `consumer("billing")`, `consumer: "billing"` or `consumer "billing"`.
 fn not_assigned(option: &AttrOption, input: ParseStream<'_>) -> Finding {
     let in_parentheses = input.peek(token::Paren);
+    let headline = format!("`{}` is written with `=`", option.name);
     let Ok(found) = input.parse::<TokenTree>() else {
-        return Finding::at(
-            input.span(),
-            format!("`{}` is written with `=`", option.name),
-        );
+        return Finding::at(input.span(), headline);
     };
-    let given = match &found {
-        TokenTree::Group(group) if in_parentheses => syn::parse2::<Lit>(group.stream()).ok(),
-        TokenTree::Literal(_) => syn::parse2(found.to_token_stream()).ok(),
-        _ => None,
+    let (given, found) = match found {
+        TokenTree::Group(group) if in_parentheses => {
+            (literal::list(group.stream()), group.into_token_stream())
+        }
+        TokenTree::Literal(given) => (Some(given.to_string()), given.into_token_stream()),
+        // `:`, `==`, `=>`, `:=`
+        other => {
+            let mut signs = other.into_token_stream();
+            while let Ok(sign) = input.parse::<proc_macro2::Punct>() {
+                sign.to_tokens(&mut signs);
+            }
+            let given = input.fork().parse::<Lit>().ok();
+            (
+                given.map(|given| given.to_token_stream().to_string()),
+                signs,
+            )
+        }
     };
     let remedy = match given {
-        Some(value) => format!("`{} = {}`", option.name, value.to_token_stream()),
+        Some(value) => format!("`{} = {value}`", option.name),
         None => format!("`{}`", option.example),
     };
-    Finding::new(found, format!("`{}` is written with `=`", option.name)).help(remedy)
+    Finding::new(found, headline).help(remedy)
 }
 
 /// Something that is no option, where one should begin.
-fn bare_value(input: ParseStream<'_>) -> Finding {
+fn bare_value(input: ParseStream<'_>, has_consumer: bool) -> Finding {
     if input.peek(Token![,]) {
         return Finding::at(input.span(), "expected an option before `,`").help("remove the comma");
     }
     let is_path = input.peek(syn::Ident::peek_any) && !input.peek(Lit);
     let literal = input.fork().parse::<Lit>().ok();
     let found = rest_of_option(input);
-    match literal {
-        Some(Lit::Str(text)) => Finding::new(found, "expected `option = value`, found a string")
-            .help(format!("`consumer = {}`", text.to_token_stream())),
-        Some(other) => Finding::new(
-            found,
-            format!(
-                "expected `option = value`, found {}",
-                literal::article(&other)
-            ),
-        )
-        .help(r#"`consumer = "billing"`"#),
-        None => Finding::new(
-            found,
-            format!(
-                "expected `option = value`, found {}",
-                if is_path { "a path" } else { "something else" }
-            ),
-        )
-        .help(r#"`consumer = "billing"`"#),
-    }
+    let what = match &literal {
+        Some(literal) => literal::article(literal),
+        None if is_path => "a path",
+        None => "something else",
+    };
+    let remedy = match literal {
+        _ if has_consumer => "remove it, or say which option it is".to_owned(),
+        Some(Lit::Str(text)) => format!("`consumer = {}`", text.to_token_stream()),
+        _ => r#"`consumer = "billing"`"#.to_owned(),
+    };
+    Finding::new(found, format!("expected `option = value`, found {what}")).help(remedy)
 }
 
 /// The comma between two options.
@@ -216,15 +242,19 @@ fn comma(input: ParseStream<'_>) -> Result<(), Finding> {
     let Ok(next) = next else { return Ok(()) };
     if let TokenTree::Ident(option) = &next {
         // Reading goes on with this option.
-        return Err(Finding::new(
-            option,
-            format!("expected `,` before `{option}`"),
-        ));
+        return Err(
+            Finding::new(option, format!("expected `,` before `{option}`"))
+                .help(format!("write `, {option}`")),
+        );
     }
     let found = next.to_string();
     rest_of_option(input);
     let _ = input.parse::<Token![,]>();
-    Err(Finding::new(next, format!("expected `,`, found `{found}`")))
+    let remedy = match found.as_str() {
+        ";" => "write `,`".to_owned(),
+        _ => format!("remove `{found}`, or write `, option = value`"),
+    };
+    Err(Finding::new(next, format!("expected `,`, found `{found}`")).help(remedy))
 }
 
 /// Takes the tokens before the next comma.

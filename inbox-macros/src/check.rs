@@ -2,7 +2,7 @@
 
 use crate::args::Args;
 use crate::diag::{Diagnostics, Finding};
-use crate::item::{HandlerFn, Unread};
+use crate::item::HandlerFn;
 use crate::model::Handler;
 use crate::{companion, parameters, types};
 use proc_macro2::TokenStream;
@@ -17,23 +17,11 @@ pub(crate) fn handler<'f>(
 ) -> Option<Handler<'f>> {
     let before = diag.count();
     only_once(function, diag);
-    let signature = match &function.signature {
-        Ok(signature) => signature,
-        Err(Unread::HalfTyped) => return None,
-        Err(Unread::Unknown(error)) => {
-            let name = &function.name;
-            diag.push(
-                Finding::at(
-                    error.span(),
-                    format!("the signature of `{name}` cannot be read from here on"),
-                )
-                .help(format!(
-                    "`async fn {name}(message: M, tx: &mut Tx<Postgres>) -> Result<(), E>`"
-                )),
-            );
-            return None;
-        }
-    };
+    let signature = function.signature.as_ref()?;
+    if types::has_placeholder(signature) {
+        // Refused by the compiler in the function itself, and once more in everything that repeats the type.
+        return None;
+    }
     modifiers(signature, diag);
     name(signature, diag);
     generics(signature, diag);
@@ -71,7 +59,10 @@ fn only_once(function: &HandlerFn, diag: &mut Diagnostics) {
 }
 
 fn modifiers(signature: &Signature, diag: &mut Diagnostics) {
-    if let Some(constness) = &signature.constness {
+    // With `async` it is no Rust, and the compiler says so.
+    if let Some(constness) = &signature.constness
+        && signature.asyncness.is_none()
+    {
         diag.push(
             Finding::new(constness, "an inbox handler cannot be `const`").help("remove `const`"),
         );
@@ -147,6 +138,7 @@ fn angle_bracketed(signature: &Signature) -> TokenStream {
 fn where_clause(signature: &Signature, diag: &mut Diagnostics) {
     if let Some(clause) = &signature.generics.where_clause
         && signature.generics.params.is_empty()
+        && !clause.predicates.is_empty()
     {
         diag.push(
             Finding::new(clause, "an inbox handler cannot have a `where` clause").help(

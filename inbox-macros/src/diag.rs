@@ -51,6 +51,10 @@ impl Diagnostics {
         self.findings.push(finding);
     }
 
+    pub(crate) fn extend(&mut self, findings: impl IntoIterator<Item = Finding>) {
+        self.findings.extend(findings);
+    }
+
     /// How many were found so far.
     pub(crate) fn count(&self) -> usize {
         self.findings.len()

@@ -6,28 +6,21 @@ use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 use syn::ext::IdentExt;
 use syn::parse::discouraged::Speculative;
 use syn::parse::{ParseStream, Parser};
-use syn::{Abi, Attribute, Path, Signature, Token, Visibility};
-
-/// Why there is no signature.
-pub(crate) enum Unread {
-    /// It is half-typed, and the compiler says so.
-    HalfTyped,
-    /// It is beyond this parser.
-    Unknown(syn::Error),
-}
+use syn::{Abi, Attribute, Path, Signature, Token, Visibility, token};
 
 /// A function with as much of its signature as could be read.
 pub(crate) struct HandlerFn {
     pub(crate) attrs: Vec<Attribute>,
     pub(crate) vis: Visibility,
     pub(crate) name: Ident,
-    pub(crate) signature: Result<Signature, Unread>,
+    /// `None`: it is half-typed, or no Rust. The compiler says so, once, and better.
+    pub(crate) signature: Option<Signature>,
     /// The `;` of a function without a body.
     pub(crate) semicolon: Option<Token![;]>,
 }
 
 impl HandlerFn {
-    /// Reads a function. Anything else is reported.
+    /// Reads a function. Anything else is reported, here or by the compiler.
     pub(crate) fn parse(item: TokenStream, diag: &mut Diagnostics) -> Option<Self> {
         let parser = |input: ParseStream<'_>| {
             let parsed = read(input);
@@ -38,7 +31,7 @@ impl HandlerFn {
         match parser.parse2(ungrouped(item)) {
             Ok(Ok(function)) => Some(function),
             Ok(Err(finding)) => {
-                diag.push(finding);
+                diag.extend(finding);
                 None
             }
             Err(error) => {
@@ -65,7 +58,7 @@ impl HandlerFn {
     pub(crate) fn stands_alone(&self) -> bool {
         self.repeated().next().is_some()
             || self.semicolon.is_some()
-            || self.signature.as_ref().is_ok_and(|signature| {
+            || self.signature.as_ref().is_some_and(|signature| {
                 signature.receiver().is_some() || types::mentions_self(signature)
             })
     }
@@ -82,22 +75,19 @@ fn ungrouped(item: TokenStream) -> TokenStream {
     }
 }
 
-fn read(input: ParseStream<'_>) -> Result<HandlerFn, Finding> {
-    let unreadable = |error: syn::Error| Finding::at(error.span(), error.to_string());
-    let attrs = input.call(Attribute::parse_outer).map_err(unreadable)?;
-    let vis: Visibility = input.parse().map_err(unreadable)?;
+/// A function, or what else it is, or nothing if the compiler reports it anyway.
+fn read(input: ParseStream<'_>) -> Result<HandlerFn, Option<Finding>> {
+    let attrs = input.call(Attribute::parse_outer).map_err(|_| None)?;
+    let vis: Visibility = input.parse().map_err(|_| None)?;
     let Some(name) = function_name(&input.fork()) else {
         return Err(not_a_function(input));
     };
     let ahead = input.fork();
-    let signature = ahead.parse().map_err(|error| {
-        if is_half_typed(&input.fork()) {
-            Unread::HalfTyped
-        } else {
-            Unread::Unknown(error)
-        }
-    });
-    if signature.is_ok() {
+    let at_end = |input: ParseStream<'_>| {
+        input.is_empty() || input.peek(token::Brace) || input.peek(Token![;])
+    };
+    let signature = ahead.parse().ok().filter(|_| at_end(&ahead));
+    if signature.is_some() {
         input.advance_to(&ahead);
     }
     let semicolon = input.parse::<Option<Token![;]>>().ok().flatten();
@@ -120,44 +110,12 @@ fn function_name(input: ParseStream<'_>) -> Option<Ident> {
     input.parse().ok()
 }
 
-/// Whether no compiler takes what is there: no parameters, `tx: ` without a type, or `tx` at the end.
-fn is_half_typed(input: ParseStream<'_>) -> bool {
-    let parameters =
-        std::iter::from_fn(|| input.parse::<TokenTree>().ok()).find_map(|token| match token {
-            TokenTree::Group(group) if group.delimiter() == Delimiter::Parenthesis => {
-                Some(group.stream())
-            }
-            _ => None,
-        });
-    let Some(parameters) = parameters else {
-        return true;
-    };
-    let is_comma =
-        |token: &TokenTree| matches!(token, TokenTree::Punct(punct) if punct.as_char() == ',');
-    let mut last = None;
-    let mut begins = true;
-    for token in parameters {
-        if is_comma(&token) && ends_with_colon(last.as_ref()) {
-            return true;
-        }
-        begins = last.as_ref().is_none_or(is_comma);
-        last = Some(token);
-    }
-    ends_with_colon(last.as_ref()) || begins && matches!(last, Some(TokenTree::Ident(_)))
-}
-
-fn ends_with_colon(last: Option<&TokenTree>) -> bool {
-    matches!(last, Some(TokenTree::Punct(punct)) if punct.as_char() == ':')
-}
-
-fn not_a_function(input: ParseStream<'_>) -> Finding {
+fn not_a_function(input: ParseStream<'_>) -> Option<Finding> {
     // `unsafe impl`, `unsafe trait` and `auto trait` are told by the second word.
     let ahead = input.fork();
     let _ = ahead.parse::<Option<Token![unsafe]>>();
     let _ = ahead.parse::<Option<Token![auto]>>();
-    let Ok(keyword) = ahead.call(Ident::parse_any) else {
-        return Finding::at(input.span(), "`#[inbox_handler]` goes on a function");
-    };
+    let keyword = ahead.call(Ident::parse_any).ok()?;
     let found = match keyword.to_string().as_str() {
         "struct" => "a struct",
         "enum" => "an enum",
@@ -172,9 +130,9 @@ fn not_a_function(input: ParseStream<'_>) -> Finding {
         "extern" if ahead.peek(Token![crate]) => "an `extern crate`",
         "extern" => "an `extern` block",
         "let" => "a `let` statement",
-        "fn" => return Finding::new(keyword, "`#[inbox_handler]` goes on a function with a name"),
         _ if ahead.peek(Token![!]) => "a macro call",
-        _ => return Finding::new(keyword, "`#[inbox_handler]` goes on a function"),
+        // Half a function: `async charge(..)`, `fn move(..)`.
+        _ => return None,
     };
     let remedy = match keyword.to_string().as_str() {
         "impl" => "annotate a free function and call the method from it",
@@ -182,9 +140,9 @@ fn not_a_function(input: ParseStream<'_>) -> Finding {
         "mod" => "annotate each handler inside the module",
         _ => "annotate `async fn name(message: M, tx: &mut Tx<Postgres>) -> Result<(), E>`",
     };
-    Finding::new(
+    let finding = Finding::new(
         keyword,
         format!("`#[inbox_handler]` goes on a function, found {found}"),
-    )
-    .help(remedy)
+    );
+    Some(finding.help(remedy))
 }

@@ -116,8 +116,8 @@ pub(crate) const OPTIONS: &[AttrOption] = &[
     },
 ];
 
-/// Words that name a setting of the builder.
-const OF_THE_BUILDER: &[&str] = &[
+/// Words that name a subscription, which the builder's sources have.
+const SUBSCRIPTION: &[&str] = &[
     "queue",
     "queues",
     "topic",
@@ -129,19 +129,33 @@ const OF_THE_BUILDER: &[&str] = &[
     "channel",
 ];
 
+/// Words that name a setting of the whole inbox, and the method of the builder that sets it.
+const OF_THE_BUILDER: [(&str, &str); 8] = [
+    ("concurrency", "concurrency(4)"),
+    ("workers", "concurrency(4)"),
+    ("prefetch", "prefetch(8)"),
+    ("backoff", "retry(policy)"),
+    ("retry_policy", "retry(policy)"),
+    ("state", "state(value)"),
+    ("table", "tables(tables)"),
+    ("tables", "tables(tables)"),
+];
+
 /// What to write instead of an option that does not exist.
 pub(crate) fn remedy(unknown: &str) -> String {
-    if let Some(meant) = OPTIONS
-        .iter()
-        .find(|option| option.words.contains(&unknown))
-    {
+    let word = snake_case(unknown);
+    let word = word.as_str();
+    if let Some(meant) = OPTIONS.iter().find(|option| option.words.contains(&word)) {
         return format!("here use `{}`", meant.example);
     }
-    if OF_THE_BUILDER.contains(&unknown) {
+    if SUBSCRIPTION.contains(&word) {
         return r#"the subscription belongs to the runtime builder; here use `consumer = "..."`"#
             .to_owned();
     }
-    if let Some(near) = suggest::nearest(unknown, OPTIONS.iter().map(|option| option.name)) {
+    if let Some((_, method)) = OF_THE_BUILDER.iter().find(|(name, _)| *name == word) {
+        return format!("this belongs to the runtime builder: `.{method}`");
+    }
+    if let Some(near) = suggest::nearest(word, OPTIONS.iter().map(|option| option.name)) {
         return format!("did you mean `{near}`?");
     }
     let names: Vec<String> = OPTIONS
@@ -149,4 +163,19 @@ pub(crate) fn remedy(unknown: &str) -> String {
         .map(|option| format!("`{}`", option.name))
         .collect();
     format!("the options are {}", names.join(", "))
+}
+
+/// `maxAttempts`, `MaxAttempts` and `max-attempts` as `max_attempts`.
+pub(crate) fn snake_case(word: &str) -> String {
+    let mut snake = String::with_capacity(word.len());
+    for letter in word.chars() {
+        if letter.is_uppercase() && snake.ends_with(char::is_lowercase) {
+            snake.push('_');
+        }
+        match letter {
+            '-' => snake.push('_'),
+            other => snake.extend(other.to_lowercase()),
+        }
+    }
+    snake
 }

@@ -1,5 +1,6 @@
 //! Parameters by position: the message, the transaction, then extractors.
 
+use crate::companion;
 use crate::diag::{Diagnostics, Finding};
 use crate::model::Parameters;
 use crate::types;
@@ -59,11 +60,10 @@ pub(crate) fn by_role<'f>(
 
 /// Rules that hold for a parameter in any role.
 fn stands_alone(parameter: &PatType, diag: &mut Diagnostics) {
-    let is_conditional = |path: &syn::Path| path.is_ident("cfg") || path.is_ident("cfg_attr");
     for attr in parameter
         .attrs
         .iter()
-        .filter(|attr| is_conditional(attr.path()))
+        .filter(|attr| companion::mentions(attr, "cfg"))
     {
         diag.push(
             Finding::new(
@@ -143,14 +143,12 @@ fn misplaced(position: usize, parameters: &[&PatType]) -> Option<Finding> {
                 .help("swap the two parameters"),
         ),
         0 => by_reference(message),
-        1 if in_place || swapped || late.is_some() => None,
+        1 if in_place => wrongly_borrowed(transaction),
+        1 if swapped || late.is_some() => None,
         1 => Some(not_borrowed(transaction)),
-        _ if is_borrowed && in_place => Some(
-            Finding::new(&parameter.ty, "a handler gets one transaction")
-                .help("remove this parameter; `tx.savepoint()` nests inside the one there is"),
-        ),
+        _ if is_borrowed && in_place => Some(surplus_reference(parameter)),
         _ if is_borrowed => {
-            (late == Some(position - 2)).then(|| late_transaction(parameter, transaction))
+            (late == Some(position - 2)).then(|| late_transaction(parameter, transaction, message))
         }
         MOST => Some(
             Finding::new(
@@ -179,23 +177,71 @@ fn by_reference(message: &PatType) -> Option<Finding> {
 /// The second parameter is no `&mut`.
 fn not_borrowed(second: &PatType) -> Finding {
     let name = name_of(second).unwrap_or_else(|| "tx".to_owned());
-    if types::reference(&second.ty).is_some() {
-        return Finding::new(&second.ty, "the transaction must be borrowed mutably")
-            .help(format!("`{name}: &mut Tx<..>`"));
+    let borrowed = types::reference(&second.ty);
+    let ty = borrowed.map_or(&*second.ty, |reference| &*reference.elem);
+    if types::looks_like_transaction(ty) {
+        let what = match borrowed {
+            Some(_) => "the transaction must be borrowed mutably",
+            None => {
+                "the transaction must be borrowed: it is committed by the runtime after the handler returns"
+            }
+        };
+        let ours = match types::looks_like_ours(ty) {
+            true => types::spelled(ty),
+            false => "Tx<Postgres>".to_owned(),
+        };
+        return Finding::new(&second.ty, what).help(format!("`{name}: &mut {ours}`"));
     }
-    if types::looks_like_transaction(&second.ty) {
-        return Finding::new(
-            &second.ty,
-            "the transaction must be borrowed: it is committed by the runtime after the handler returns",
-        )
-        .help(format!("`{name}: &mut Tx<..>`"));
+    let finding = Finding::new(&second.ty, "the second parameter must be the transaction");
+    if types::mentions_transaction(ty) {
+        return finding.help(
+            "`tx: &mut Tx<Postgres>` in its place; work done outside it is not rolled back with the claim",
+        );
     }
-    Finding::new(&second.ty, "the second parameter must be the transaction")
-        .help("add `tx: &mut Tx<Postgres>` after the message")
+    finding.help("add `tx: &mut Tx<Postgres>` after the message")
 }
 
-fn late_transaction(late: &PatType, second: &PatType) -> Finding {
+/// The transaction is borrowed, but twice or for longer than a call.
+fn wrongly_borrowed(transaction: &PatType) -> Option<Finding> {
+    let reference = types::reference(&transaction.ty)?;
+    if let Some(inner) = types::reference(&reference.elem) {
+        return Some(
+            Finding::new(&transaction.ty, "the transaction is borrowed once")
+                .help(format!("write `&mut {}`", types::spelled(&inner.elem))),
+        );
+    }
+    let is_static = |lifetime: &&syn::Lifetime| lifetime.ident == "static";
+    let lifetime = reference.lifetime.as_ref().filter(is_static)?;
+    Some(
+        Finding::new(
+            lifetime,
+            "the transaction is lent for one call, it cannot be borrowed for `'static`",
+        )
+        .help(format!("write `&mut {}`", types::spelled(&reference.elem))),
+    )
+}
+
+/// A `&mut` behind the transaction.
+fn surplus_reference(parameter: &PatType) -> Finding {
+    let borrowed = types::reference(&parameter.ty).map(|reference| &*reference.elem);
+    if let Some(extractor) = borrowed.filter(|ty| types::looks_like_extractor(ty)) {
+        return Finding::new(&parameter.ty, "extractors are passed by value")
+            .help(format!("write `{}`", types::spelled(extractor)));
+    }
+    Finding::new(&parameter.ty, "a handler gets one transaction")
+        .help("remove this parameter; `tx.savepoint()` nests inside the one there is")
+}
+
+fn late_transaction(late: &PatType, second: &PatType, first: &PatType) -> Finding {
     let what = name_of(late).map_or_else(|| "it".to_owned(), |name| format!("`{name}`"));
+    if types::looks_like_extractor(&first.ty) {
+        let first = name_of(first).map_or_else(
+            || "the first parameter".to_owned(),
+            |name| format!("`{name}`"),
+        );
+        return Finding::new(&late.ty, "the transaction must be the second parameter")
+            .help(format!("move {first} behind {what}; extractors come last"));
+    }
     let before = name_of(second).map_or_else(
         || "the second parameter".to_owned(),
         |name| format!("`{name}`"),

@@ -22,7 +22,7 @@ impl Root {
         let path = match literal::peel(value) {
             Expr::Path(path) if path.qself.is_none() && path.attrs.is_empty() => path.path.clone(),
             other => {
-                let text = literal::string(option, other, option.example)?;
+                let text = literal::string(option, other, &format!("write `{}`", option.example))?;
                 text.parse_with(Path::parse_mod_style).map_err(|_| {
                     Finding::new(
                         &text,
@@ -35,19 +35,25 @@ impl Root {
         if is_absolute(&path) {
             return Ok(Self::Given(path));
         }
-        Err(Finding::new(value, "the `crate` path must be absolute")
-            .help("start with `::` or `crate::`"))
+        let remedy = match path.segments.first() {
+            Some(first) if first.ident != "self" && first.ident != "super" => {
+                let path = path.to_token_stream().to_string().replace(' ', "");
+                format!("write `{} = \"::{path}\"`", option.name)
+            }
+            _ => "start with `::` or `crate::`".to_owned(),
+        };
+        Err(Finding::new(value, "the `crate` path must be absolute").help(remedy))
     }
 
-    /// Gives what the user wrote one name in the generated code: a path that leads nowhere is one error, under the
-    /// user's tokens.
+    /// Gives what the user wrote one name in the generated code: a path that leads nowhere, or to another crate, is
+    /// one error, under the user's tokens.
     pub(crate) fn import(&self) -> Option<TokenStream> {
         match self {
             Self::Crate(_) => None,
             Self::Given(path) => {
                 let place = path.span();
                 let name = Ident::new(IMPORTED, place);
-                Some(quote_spanned!(place=> use #path as #name;))
+                Some(quote_spanned!(place=> mod #name { pub(super) use #path::__private; }))
             }
         }
     }

@@ -26,13 +26,47 @@ pub(crate) fn is_mut_reference(ty: &Type) -> bool {
 
 /// Whether the type is spelled like a transaction. Good enough to choose a text, not to accept or reject.
 pub(crate) fn looks_like_transaction(ty: &Type) -> bool {
-    let Type::Path(path) = peel(ty) else {
-        return false;
-    };
-    path.path.segments.last().is_some_and(|last| {
-        let name = last.ident.to_string();
-        name.ends_with("Tx") || name.ends_with("Transaction")
-    })
+    looks_like_ours(ty) || last_name(ty).is_some_and(|name| name.ends_with("Transaction"))
+}
+
+/// Whether it is spelled like this framework's.
+pub(crate) fn looks_like_ours(ty: &Type) -> bool {
+    last_name(ty).is_some_and(|name| name.ends_with("Tx"))
+}
+
+/// Whether the type is spelled like one of the extractors of this framework. Good enough to choose a text as well.
+pub(crate) fn looks_like_extractor(ty: &Type) -> bool {
+    let extractors = [
+        "State",
+        "MessageId",
+        "Headers",
+        "Attempt",
+        "IdempotencyKey",
+        "Envelope",
+    ];
+    last_name(ty).is_some_and(|name| extractors.contains(&name.as_str()))
+}
+
+fn last_name(ty: &Type) -> Option<String> {
+    match peel(ty) {
+        Type::Path(path) => Some(path.path.segments.last()?.ident.to_string()),
+        _ => None,
+    }
+}
+
+/// The type as people write it.
+pub(crate) fn spelled(ty: &Type) -> String {
+    let spaced = ty.to_token_stream().to_string();
+    let mut spelled = String::with_capacity(spaced.len());
+    for word in spaced.split(' ') {
+        let glued =
+            word.starts_with(['<', '>', ':', ',']) || spelled.ends_with(['<', ':', '&', '\'']);
+        if !glued && !spelled.is_empty() {
+            spelled.push(' ');
+        }
+        spelled.push_str(word);
+    }
+    spelled
 }
 
 /// The parameters other than `self`.
@@ -62,6 +96,37 @@ pub(crate) fn mentions_self(signature: &Signature) -> bool {
         .map(|parameter| &parameter.ty)
         .chain(output)
         .any(|ty| self_in(ty).is_some())
+}
+
+/// Whether a type is left open with `_`.
+pub(crate) fn has_placeholder(signature: &Signature) -> bool {
+    let output = match &signature.output {
+        ReturnType::Type(_, ty) => Some(ty),
+        ReturnType::Default => None,
+    };
+    typed(signature)
+        .into_iter()
+        .map(|parameter| &parameter.ty)
+        .chain(output)
+        .any(|ty| find(ty.to_token_stream(), "_").is_some())
+}
+
+/// Whether a transaction, or what one is taken from, is named anywhere in the type.
+pub(crate) fn mentions_transaction(ty: &Type) -> bool {
+    fn mentions(tokens: TokenStream) -> bool {
+        tokens.into_iter().any(|token| match token {
+            TokenTree::Ident(name) => is_transaction(&name.to_string()),
+            TokenTree::Group(group) => mentions(group.stream()),
+            _ => false,
+        })
+    }
+    mentions(ty.to_token_stream())
+}
+
+fn is_transaction(name: &str) -> bool {
+    ["Tx", "Transaction", "Pool", "Connection"]
+        .iter()
+        .any(|end| name.ends_with(end))
 }
 
 /// The first `impl Trait` in a type, with its bounds.
@@ -95,12 +160,17 @@ pub(crate) fn impl_trait(ty: &Type) -> Option<TokenStream> {
     Some(bounds.collect())
 }
 
-/// The tokens from the first `word` on, to the end of the group that it stands in.
+/// The tokens from the first `word` on that is no lifetime, to the end of the group that it stands in.
 fn find(tokens: TokenStream, word: &str) -> Option<TokenStream> {
     let mut tokens = tokens.into_iter();
+    let mut in_lifetime = false;
     while let Some(token) = tokens.next() {
+        let is_lifetime = std::mem::replace(
+            &mut in_lifetime,
+            matches!(&token, TokenTree::Punct(punct) if punct.as_char() == '\''),
+        );
         match &token {
-            TokenTree::Ident(ident) if ident == word => {
+            TokenTree::Ident(ident) if ident == word && !is_lifetime => {
                 return Some(std::iter::once(token).chain(tokens).collect());
             }
             TokenTree::Group(group) => {

@@ -63,7 +63,7 @@ const PRODUCER_ID: &str = "use an id set by the producer, e.g. `key = \"message_
 const OPTIONS: &str = "the options are `consumer`, `on`, `from`, `key`, `timeout`, `max_attempts`, `isolation`, `crate`";
 const KEYS: &str =
     r#"the keys are `"message_id"`, `"cloudevents"`, `"header:NAME"`, `"payload:/json/pointer"`"#;
-const PERSISTED: &str = "the name is persisted, so it is spelled out where the handler is defined";
+const PERSISTED: &str = "write `consumer = \"billing\"`: the name is persisted, so it is spelled out where the handler is defined";
 
 #[test]
 fn a_correct_definition_has_no_findings() {
@@ -164,7 +164,7 @@ fn consumer_names_are_checked() {
             r#"consumer = "billing/eu é""#,
             &[(
                 "the consumer name contains `/`",
-                "use ASCII letters, digits, `_`, `-`, `.`",
+                "use ASCII letters, digits, `_`, `-`, `.`, for example `\"billing-eu\"`",
                 r#""billing/eu é""#,
             )],
         ),
@@ -172,7 +172,7 @@ fn consumer_names_are_checked() {
             r#"consumer = "bill\u{200b}ing""#,
             &[(
                 r"the consumer name contains `\u{200b}`",
-                "use ASCII letters, digits, `_`, `-`, `.`",
+                "use ASCII letters, digits, `_`, `-`, `.`, for example `\"bill-ing\"`",
                 r#""bill\u{200b}ing""#,
             )],
         ),
@@ -291,9 +291,17 @@ fn options_are_written_with_an_equals_sign() {
         (
             "consumer == \"x\"",
             &[(
-                "`consumer` needs a value",
-                r#"`consumer = "billing"`"#,
-                "= \"x\"",
+                "`consumer` is written with `=`",
+                r#"`consumer = "x"`"#,
+                "==",
+            )],
+        ),
+        (
+            "consumer => \"x\"",
+            &[(
+                "`consumer` is written with `=`",
+                r#"`consumer = "x"`"#,
+                "=>",
             )],
         ),
         (
@@ -306,6 +314,10 @@ fn options_are_written_with_an_equals_sign() {
         ),
         (
             r#"consumer: "x""#,
+            &[("`consumer` is written with `=`", r#"`consumer = "x"`"#, ":")],
+        ),
+        (
+            "consumer: ",
             &[(
                 "`consumer` is written with `=`",
                 r#"`consumer = "billing"`"#,
@@ -342,6 +354,14 @@ fn options_are_written_with_an_equals_sign() {
                 "expected `option = value`, found a number",
                 r#"`consumer = "billing"`"#,
                 "42",
+            )],
+        ),
+        (
+            r#"consumer = "x", "y""#,
+            &[(
+                "expected `option = value`, found a string",
+                "remove it, or say which option it is",
+                r#""y""#,
             )],
         ),
         (
@@ -418,6 +438,50 @@ fn unknown_options_are_explained() {
             ],
         ),
         (
+            r#"Consumer = "x""#,
+            &[(
+                "unknown option `Consumer`",
+                "did you mean `consumer`?",
+                "Consumer",
+            )],
+        ),
+        (
+            r#"consumer = "x", max-attempts = 3, maxAttempts = 3, Timeout = "1s""#,
+            &[
+                (
+                    "unknown option `max-attempts`",
+                    "did you mean `max_attempts`?",
+                    "max-attempts",
+                ),
+                (
+                    "unknown option `maxAttempts`",
+                    "did you mean `max_attempts`?",
+                    "maxAttempts",
+                ),
+                (
+                    "unknown option `Timeout`",
+                    "did you mean `timeout`?",
+                    "Timeout",
+                ),
+            ],
+        ),
+        (
+            r#"consumer = "x", dedup-key = "message_id", concurrency = 4, a-b-"#,
+            &[
+                (
+                    "unknown option `dedup-key`",
+                    r#"here use `key = "message_id"`"#,
+                    "dedup-key",
+                ),
+                (
+                    "unknown option `concurrency`",
+                    "this belongs to the runtime builder: `.concurrency(4)`",
+                    "concurrency",
+                ),
+                ("unknown option `a-b`", OPTIONS, "a-b"),
+            ],
+        ),
+        (
             r#"consumer = "x", batch(max = 8), order_by = "key", mode = "stored""#,
             &[
                 ("unknown option `batch`", OPTIONS, "batch"),
@@ -439,15 +503,19 @@ fn an_option_is_given_once_and_separated_by_a_comma() {
     assert_options(&[
         (
             r#"consumer = "a" key = "message_id""#,
-            &[("expected `,` before `key`", "", "key")],
+            &[("expected `,` before `key`", "write `, key`", "key")],
         ),
         (
             r#"consumer = "a" "b", key = "message_id""#,
-            &[("expected `,`, found `\"b\"`", "", r#""b""#)],
+            &[(
+                "expected `,`, found `\"b\"`",
+                "remove `\"b\"`, or write `, option = value`",
+                r#""b""#,
+            )],
         ),
         (
             r#"consumer = "a"; key = "message_id""#,
-            &[("expected `,`, found `;`", "", ";")],
+            &[("expected `,`, found `;`", "write `,`", ";")],
         ),
         (
             r#"consumer = "a", on = "", on = "B""#,
@@ -517,23 +585,33 @@ fn a_key_has_one_of_four_forms() {
         (
             "mesage_id",
             "unknown message key `mesage_id`",
-            "did you mean `message_id`?",
+            "did you mean `\"message_id\"`?",
         ),
         (
             "message-id",
             "unknown message key `message-id`",
-            "did you mean `message_id`?",
+            "did you mean `\"message_id\"`?",
         ),
         (
             "cloud_events",
             "unknown message key `cloud_events`",
-            "did you mean `cloudevents`?",
+            "did you mean `\"cloudevents\"`?",
         ),
         ("body:/id", "unknown message key `body:/id`", KEYS),
         (
             "Header: x-id",
             "unknown message key `Header: x-id`",
             r#"did you mean `"header:x-id"`?"#,
+        ),
+        (
+            "Payload = /Order/Id",
+            "unknown message key `Payload = /Order/Id`",
+            r#"did you mean `"payload:/Order/Id"`?"#,
+        ),
+        (
+            "x-event-id",
+            "unknown message key `x-event-id`",
+            r#"did you mean `"header:x-event-id"`?"#,
         ),
         (
             "/order/id",
@@ -582,6 +660,26 @@ fn a_key_has_one_of_four_forms() {
             r#"`key = "payload:/order/id"`"#,
         ),
         (
+            "payload:#/order/id",
+            "a JSON pointer starts with `/`, found `#/order/id`",
+            r#"`key = "payload:/order/id"`"#,
+        ),
+        (
+            "payload: /order/id",
+            "a JSON pointer starts with `/`, found ` /order/id`",
+            r#"`key = "payload:/order/id"`"#,
+        ),
+        (
+            "payload:/",
+            "a JSON pointer that ends with `/` names a property without a name",
+            r#"`key = "payload:/order/id"`"#,
+        ),
+        (
+            "payload:/order/",
+            "a JSON pointer that ends with `/` names a property without a name",
+            r#"`key = "payload:/order"`"#,
+        ),
+        (
             "payload:/a~b~0c~",
             "a `~` in a JSON pointer is written `~0`",
             r#"`key = "payload:/a~0b~0c~0"`"#,
@@ -595,8 +693,36 @@ fn a_key_has_one_of_four_forms() {
     }
     assert_options(&[(
         r#"consumer = "x", key = 7"#,
-        &[("`key` takes a string literal", r#"write `key = "7"`"#, "7")],
+        &[(
+            "`key` takes a string literal",
+            r#"write `key = "message_id"`"#,
+            "7",
+        )],
     )]);
+}
+
+#[test]
+fn a_key_that_is_no_literal_is_shown_as_one() {
+    for (value, help) in [
+        ("message_id", r#"write `key = "message_id"`"#),
+        ("DedupKey::CloudEvents", r#"write `key = "cloudevents"`"#),
+        ("header(\"x-id\")", r#"write `key = "header:x-id"`"#),
+        (
+            "DedupKey::Payload(\"/order/id\")",
+            r#"write `key = "payload:/order/id"`"#,
+        ),
+        ("header(NAME)", r#"write `key = "message_id"`"#),
+        ("[\"message_id\"]", r#"write `key = "message_id"`"#),
+    ] {
+        assert_options(&[(
+            &format!("consumer = \"x\", key = {value}"),
+            &[(
+                "`key` takes a string literal, not an expression",
+                help,
+                value,
+            )],
+        )]);
+    }
 }
 
 #[test]
@@ -633,7 +759,7 @@ fn names_of_types_and_sources_are_checked() {
             r#"consumer = "x", on = OrderPlaced"#,
             &[(
                 "`on` takes a string literal, not an expression",
-                list,
+                r#"write `on = "OrderPlaced"`"#,
                 "OrderPlaced",
             )],
         ),
@@ -641,8 +767,68 @@ fn names_of_types_and_sources_are_checked() {
             r#"consumer = "x", on = ("A", "B")"#,
             &[(
                 "`on` takes a string literal, not an expression",
-                list,
+                r#"write `on = ["A", "B"]`"#,
                 r#"("A", "B")"#,
+            )],
+        ),
+        (
+            r#"consumer = "x", on = "A" | "B""#,
+            &[(
+                "`on` takes a string literal, not an expression",
+                list,
+                r#""A" | "B""#,
+            )],
+        ),
+        (
+            r#"consumer = "x", on("A", "B")"#,
+            &[(
+                "`on` is written with `=`",
+                r#"`on = ["A", "B"]`"#,
+                r#"("A", "B")"#,
+            )],
+        ),
+        (
+            r#"consumer = "x", on = [events::OrderPlaced, "B"]"#,
+            &[(
+                "`on` takes string literals, not expressions",
+                r#"write `on = ["OrderPlaced", "B"]`"#,
+                r#"[events::OrderPlaced, "B"]"#,
+            )],
+        ),
+        (
+            r#"consumer = "x", on = [A, B, f()]"#,
+            &[("`on` takes a string literal, not an expression", list, "A")],
+        ),
+        (
+            r#"consumer = "x", from = ["a" "b", "c"]"#,
+            &[(
+                "the list in `from` needs commas",
+                r#"`from = ["a", "b", "c"]`"#,
+                r#"["a" "b", "c"]"#,
+            )],
+        ),
+        (
+            r#"consumer = "x", on = "*""#,
+            &[(
+                "`on` takes whole names, found the pattern `*`",
+                "remove the option for every message of its sources",
+                r#""*""#,
+            )],
+        ),
+        (
+            r#"consumer = "x", on = ["order.*", "B"]"#,
+            &[(
+                "`on` takes whole names, found the pattern `order.*`",
+                r#"list the names: `on = ["..", ".."]`"#,
+                r#""order.*""#,
+            )],
+        ),
+        (
+            r#"consumer = "x", on = true"#,
+            &[(
+                "`on` takes a string literal",
+                r#"write `on = "true"`"#,
+                "true",
             )],
         ),
         (
@@ -670,11 +856,7 @@ fn a_timeout_is_a_number_and_a_unit() {
             "`timeout` takes a string literal",
             "`timeout = \"30s\"`",
         ),
-        (
-            "\"\"",
-            "a duration is a whole number and a unit, found ``",
-            "`timeout = \"30s\"`",
-        ),
+        ("\"\"", "the duration is empty", "`timeout = \"30s\"`"),
         (
             "\"soon\"",
             "a duration is a whole number and a unit, found `soon`",
@@ -697,19 +879,58 @@ fn a_timeout_is_a_number_and_a_unit() {
         ),
         (
             "\"30 seconds\"",
-            "unknown unit `seconds` in `30 seconds`",
+            "unknown unit `seconds` in `30 seconds`: the units are `ms`, `s`, `m`, `h`",
             "`timeout = \"30s\"`",
         ),
-        ("\"5M\"", "unknown unit `M` in `5M`", "`timeout = \"5m\"`"),
+        (
+            "\"5M\"",
+            "unknown unit `M` in `5M`: the units are `ms`, `s`, `m`, `h`",
+            "`timeout = \"5m\"`",
+        ),
+        (
+            "\"500us\"",
+            "unknown unit `us` in `500us`: the units are `ms`, `s`, `m`, `h`",
+            "`timeout = \"30s\"`",
+        ),
         (
             "\"2d\"",
-            "`2d` has no unit of `ms`, `s`, `m`, `h`",
-            "`timeout = \"30s\"`",
+            "`2d` is longer than a handler may run: at most `12h`",
+            "`timeout = \"12h\"`",
         ),
         (
             "\"1m30s\"",
-            "`1m30s` has no unit of `ms`, `s`, `m`, `h`",
-            "`timeout = \"30s\"`",
+            "a duration is one number and one unit, found `1m30s`",
+            "`timeout = \"90s\"`",
+        ),
+        (
+            "\"2.5m\"",
+            "a duration is a whole number and a unit, found `2.5m`",
+            "`timeout = \"150s\"`",
+        ),
+        (
+            "\"1h 30 min\"",
+            "a duration is one number and one unit, found `1h 30 min`",
+            "`timeout = \"90m\"`",
+        ),
+        (
+            "1.5",
+            "durations need a unit, found `1.5`",
+            "`timeout = \"1500ms\"`",
+        ),
+        (
+            "90_000ms",
+            "`timeout` takes a string literal",
+            "`timeout = \"90s\"`",
+        ),
+        (
+            "false",
+            "`timeout` takes a string literal",
+            "write `timeout = \"30s\"`",
+        ),
+        (
+            "Duration::from_secs(30)",
+            "`timeout` takes a string literal, not an expression",
+            "write `timeout = \"30s\"`",
         ),
         (
             "\"0s\"",
@@ -822,24 +1043,55 @@ fn isolation_levels_are_named() {
             &[(headline, help, &literal)],
         )]);
     }
+    for (value, headline, help) in [
+        (
+            "Isolation::RepeatableRead",
+            "`isolation` takes a string literal, not an expression",
+            r#"write `isolation = "repeatable read"`"#,
+        ),
+        (
+            "STRICT",
+            "`isolation` takes a string literal, not an expression",
+            r#"write `isolation = "read committed"`"#,
+        ),
+        (
+            "3",
+            "`isolation` takes a string literal",
+            r#"write `isolation = "read committed"`"#,
+        ),
+    ] {
+        assert_options(&[(
+            &format!("consumer = \"x\", isolation = {value}"),
+            &[(headline, help, value)],
+        )]);
+    }
 }
 
 #[test]
 fn the_crate_path_is_absolute() {
     let absolute = "the `crate` path must be absolute";
     let start = "start with `::` or `crate::`";
-    for value in [
-        "\"super::x\"",
-        "\"inbox\"",
-        "\"self::x\"",
-        "super::x",
-        "inbox_core",
+    for (value, help) in [
+        ("\"super::x\"", start),
+        ("\"self::x\"", start),
+        ("super::x", start),
+        ("\"inbox\"", "write `crate = \"::inbox\"`"),
+        ("inbox_core", "write `crate = \"::inbox_core\"`"),
+        ("facade::inbox", "write `crate = \"::facade::inbox\"`"),
     ] {
         assert_options(&[(
             &format!("consumer = \"x\", crate = {value}"),
-            &[(absolute, start, value)],
+            &[(absolute, help, value)],
         )]);
     }
+    assert_options(&[(
+        "consumer = \"x\", crate = 1",
+        &[(
+            "`crate` takes a string literal",
+            "write `crate = \"::inbox_core\"`",
+            "1",
+        )],
+    )]);
     assert_options(&[
         (
             r#"consumer = "x", crate = "a b""#,
@@ -875,7 +1127,7 @@ fn all_mistakes_are_reported_in_source_order() {
             ("the message is passed by value", "remove the `&`", "&O"),
             (
                 "the transaction must be borrowed: it is committed by the runtime after the handler returns",
-                "`tx: &mut Tx<..>`",
+                "`tx: &mut Tx<Postgres>`",
                 "Tx<Postgres>",
             ),
             (
@@ -900,7 +1152,7 @@ fn parameters_are_reported_from_left_to_right() {
             ("the message is passed by value", "remove the `&`", "&M"),
             (
                 "the transaction must be borrowed: it is committed by the runtime after the handler returns",
-                "`tx: &mut Tx<..>`",
+                "`tx: &mut Tx<P>`",
                 "Tx<P>",
             ),
             (
@@ -999,12 +1251,6 @@ fn modifiers_are_checked() {
             "an inbox handler cannot have an ABI",
             "remove `extern \"C\"`",
             r#"extern "C""#,
-        ),
-        (
-            "const async fn",
-            "an inbox handler cannot be `const`",
-            "remove `const`",
-            "const",
         ),
         (
             "pub const fn",
@@ -1148,7 +1394,7 @@ fn parameters_have_roles_by_position() {
             "async fn f(m: M, tx: Tx<Postgres>) -> R {}",
             &[(
                 "the transaction must be borrowed: it is committed by the runtime after the handler returns",
-                "`tx: &mut Tx<..>`",
+                "`tx: &mut Tx<Postgres>`",
                 "Tx<Postgres>",
             )],
         ),
@@ -1156,9 +1402,37 @@ fn parameters_have_roles_by_position() {
             "async fn f(m: M, db: &Tx<Postgres>) -> R {}",
             &[(
                 "the transaction must be borrowed mutably",
-                "`db: &mut Tx<..>`",
+                "`db: &mut Tx<Postgres>`",
                 "&Tx<Postgres>",
             )],
+        ),
+        (
+            "async fn f(m: M, tx: &sqlx::Transaction<'_, P>) -> R {}",
+            &[(
+                "the transaction must be borrowed mutably",
+                "`tx: &mut Tx<Postgres>`",
+                "&sqlx::Transaction<'_, P>",
+            )],
+        ),
+        (
+            "async fn f(m: M, pool: &PgPool) -> R {}",
+            &[(
+                "the second parameter must be the transaction",
+                "`tx: &mut Tx<Postgres>` in its place; work done outside it is not rolled back with the claim",
+                "&PgPool",
+            )],
+        ),
+        (
+            "async fn f(m: M, conn: sqlx::PgConnection) -> R {}",
+            &[(
+                "the second parameter must be the transaction",
+                "`tx: &mut Tx<Postgres>` in its place; work done outside it is not rolled back with the claim",
+                "sqlx::PgConnection",
+            )],
+        ),
+        (
+            "async fn f(m: M, s: &A) -> R {}",
+            &[("the second parameter must be the transaction", add, "&A")],
         ),
         (
             "async fn f(m: M, s: State<A>) -> R {}",
@@ -1188,6 +1462,67 @@ fn parameters_have_roles_by_position() {
                 "&mut Tx<Postgres>",
             )],
         ),
+        (
+            "async fn f(s: State<A>, m: M, tx: &mut Tx<Postgres>) -> R {}",
+            &[(
+                second,
+                "move `s` behind `tx`; extractors come last",
+                "&mut Tx<Postgres>",
+            )],
+        ),
+        (
+            "async fn f(State(s): inbox_core::State<A>, m: M, tx: &mut Tx<Postgres>) -> R {}",
+            &[(
+                second,
+                "move the first parameter behind `tx`; extractors come last",
+                "&mut Tx<Postgres>",
+            )],
+        ),
+        (
+            "async fn f(m: M, tx: Option<&mut Tx<Postgres>>) -> R {}",
+            &[(
+                "the second parameter must be the transaction",
+                "`tx: &mut Tx<Postgres>` in its place; work done outside it is not rolled back with the claim",
+                "Option<&mut Tx<Postgres>>",
+            )],
+        ),
+        (
+            "async fn f(m: M, tx: &'static mut Tx<Postgres>) -> R {}",
+            &[(
+                "the transaction is lent for one call, it cannot be borrowed for `'static`",
+                "write `&mut Tx<Postgres>`",
+                "'static",
+            )],
+        ),
+        (
+            "async fn f(m: M, tx: &mut &mut Tx<Postgres>) -> R {}",
+            &[(
+                "the transaction is borrowed once",
+                "write `&mut Tx<Postgres>`",
+                "&mut &mut Tx<Postgres>",
+            )],
+        ),
+        (
+            "async fn f(m: M, tx: &mut Tx<A>, s: &mut State<Vec<u8>>) -> R {}",
+            &[(
+                "extractors are passed by value",
+                "write `State<Vec<u8>>`",
+                "&mut State<Vec<u8>>",
+            )],
+        ),
+        (
+            "async fn f(m: M, tx: &mut Tx<A>, #[cfg_attr(x, allow(unused))] s: S) -> R {}",
+            &[],
+        ),
+        (
+            "async fn f(m: M, tx: &mut Tx<A>, #[cfg_attr(x, cfg(y))] s: S) -> R {}",
+            &[(
+                "`cfg` on a parameter of an inbox handler is not supported",
+                "put `cfg` on two versions of the handler",
+                "#[cfg_attr(x, cfg(y))]",
+            )],
+        ),
+        ("async fn f<>(m: M, tx: &mut Tx<A>) -> R where {}", &[]),
         (
             "async fn f(m: M, tx: &mut Tx<A>, other: &mut Tx<B>) -> R {}",
             &[(
@@ -1274,7 +1609,7 @@ fn the_return_type_is_named() {
 }
 
 #[test]
-fn half_typed_parameters_are_the_compilers() {
+fn what_is_no_rust_is_the_compilers() {
     for parameters in [
         "m: ",
         "m: M, tx: ",
@@ -1285,11 +1620,33 @@ fn half_typed_parameters_are_the_compilers() {
     ] {
         assert_items(&[(&format!("async fn charge({parameters}) -> R {{}}"), &[])]);
     }
-    assert_items(&[("async fn charge {}", &[]), ("async fn charge", &[])]);
-    let help = "`async fn charge(message: M, tx: &mut Tx<Postgres>) -> Result<(), E>`";
-    let headline = "the signature of `charge` cannot be read from here on";
-    assert_items(&[(
+    for item in [
+        "async fn charge {}",
+        "async fn charge",
         "async fn charge(m: M, tx: &new mut T) -> R {}",
-        &[(headline, help, "mut")],
-    )]);
+        "async fn charge(m: M, tx: &mut ) -> R {}",
+        "async fn charge(m: M, tx: &mut Tx<sqlx::>) -> R {}",
+        "async fn charge(m: M, tx: &mut Tx<P) -> R {}",
+        "async fn charge(m: M tx: &mut T) -> R {}",
+        "async fn charge(m M, tx: &mut T) -> R {}",
+        "async fn charge(m: M, tx: &mut T, n: u8 = 5) -> R {}",
+        "async fn charge(type: M, tx: &mut T) -> R {}",
+        "async fn charge(m: M, tx: &mut T) R {}",
+        "async fn charge(m: M, tx: &mut T) -> {}",
+        "async fn charge<T(m: M, tx: &mut T) -> R {}",
+        "async fn (m: M, tx: &mut T) -> R {}",
+        "async fn move(m: M, tx: &mut T) -> R {}",
+        "async charge(m: M, tx: &mut T) -> R {}",
+        "fn async charge(m: M, tx: &mut T) -> R {}",
+        "unsafe async fn charge(m: M, tx: &mut T) -> R {}",
+        "async safe fn charge(m: M, tx: &mut T) -> R {}",
+        "const async fn charge(m: M, tx: &mut T) -> R {}",
+        "async fn charge(m: _, tx: &mut T) -> R {}",
+        "async fn charge(m: M, tx: &mut Tx<_>) -> R {}",
+        "async fn charge(m: M, tx: &mut T) -> Result<(), _> {}",
+        "async",
+        "",
+    ] {
+        assert_items(&[(item, &[])]);
+    }
 }

@@ -9,13 +9,16 @@ use syn::{Expr, LitStr};
 const LONGEST: usize = 128;
 
 pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<LitStr, Finding> {
-    let instead = "the name is persisted, so it is spelled out where the handler is defined";
-    let text = literal::string(option, value, instead)?;
+    let unquoted = literal::last_name(value)
+        .filter(|name| !name.contains(char::is_uppercase))
+        .unwrap_or_else(|| "billing".to_owned());
+    let instead = format!(
+        "write `consumer = \"{unquoted}\"`: the name is persisted, so it is spelled out where the handler is defined",
+    );
+    let text = literal::text(option, value, &instead)?;
     let name = text.value();
     let trimmed = name.trim();
     let pick = r#"pick a stable name such as `"billing"`; messages are deduplicated per consumer"#;
-    let is_allowed =
-        |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-' | '.');
     let finding = if name.is_empty() {
         Finding::new(&text, "the consumer name is empty").help(pick)
     } else if trimmed.is_empty() {
@@ -28,7 +31,10 @@ pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<LitStr, Finding>
             &text,
             format!("the consumer name contains `{}`", offender.escape_debug()),
         )
-        .help("use ASCII letters, digits, `_`, `-`, `.`")
+        .help(format!(
+            "use ASCII letters, digits, `_`, `-`, `.`, for example `\"{}\"`",
+            allowed(&name)
+        ))
     } else if name.len() > LONGEST {
         let length = name.len();
         Finding::new(
@@ -42,4 +48,20 @@ pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<LitStr, Finding>
         return Ok(text);
     };
     Err(finding)
+}
+
+const fn is_allowed(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-' | '.')
+}
+
+/// The name with each run of other letters written as one `-`.
+fn allowed(name: &str) -> String {
+    let parts: Vec<&str> = name
+        .split(|letter| !is_allowed(letter))
+        .filter(|part| !part.is_empty())
+        .collect();
+    match parts.as_slice() {
+        [] => "billing".to_owned(),
+        parts => parts.join("-"),
+    }
 }

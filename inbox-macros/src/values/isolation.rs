@@ -2,7 +2,7 @@
 
 use super::literal;
 use crate::diag::Finding;
-use crate::options::AttrOption;
+use crate::options::{AttrOption, snake_case};
 use crate::suggest;
 use syn::Expr;
 
@@ -21,28 +21,41 @@ impl Isolation {
     ];
 
     pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<Self, Finding> {
-        let text = literal::string(option, value, &format!("write `{}`", option.example))?;
+        let named = literal::last_name(value).and_then(|name| nearest(&snake_case(&name)));
+        let instead = match named {
+            Some(near) => format!("write `{} = \"{near}\"`", option.name),
+            None => format!("write `{}`", option.example),
+        };
+        let text = literal::string(option, value, &instead)?;
         let given = text.value();
         if let Some((_, level)) = Self::NAMED.into_iter().find(|(name, _)| *name == given) {
             return Ok(level);
         }
-        let names = || Self::NAMED.into_iter().map(|(name, _)| name);
-        let remedy = match suggest::nearest(&plain(&given), names()) {
-            // Weaker than anything that keeps the promise, and one word away from a level that does.
-            Some(near) if plain(&given) != "read uncommitted" => {
-                format!("did you mean `\"{near}\"`?")
-            }
-            _ => {
-                let names: Vec<String> = names().map(|name| format!("`\"{name}\"`")).collect();
-                format!("the levels are {}", names.join(", "))
-            }
+        let remedy = if let Some(near) = nearest(&given) {
+            format!("did you mean `\"{near}\"`?")
+        } else {
+            let names: Vec<String> = Self::NAMED
+                .into_iter()
+                .map(|(name, _)| format!("`\"{name}\"`"))
+                .collect();
+            format!("the levels are {}", names.join(", "))
         };
-        Err(Finding::new(
-            &text,
-            format!("unknown isolation level `{}`", given.escape_debug()),
-        )
-        .help(remedy))
+        let headline = if given.trim().is_empty() {
+            "the isolation level is empty".to_owned()
+        } else {
+            format!("unknown isolation level `{}`", given.escape_debug())
+        };
+        Err(Finding::new(&text, headline).help(remedy))
     }
+}
+
+fn nearest(given: &str) -> Option<&'static str> {
+    let given = plain(given);
+    // Weaker than anything that keeps the promise, and one word away from a level that does.
+    if given == "read uncommitted" {
+        return None;
+    }
+    suggest::nearest(&given, Isolation::NAMED.into_iter().map(|(name, _)| name))
 }
 
 /// `READ_COMMITTED`, `read-committed` and ` Read Committed ` as `read committed`.

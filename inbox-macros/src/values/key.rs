@@ -2,9 +2,9 @@
 
 use super::literal;
 use crate::diag::Finding;
-use crate::options::AttrOption;
+use crate::options::{AttrOption, snake_case};
 use crate::suggest;
-use syn::{Expr, LitStr};
+use syn::{Expr, Lit, LitStr};
 
 pub(crate) enum DedupKey {
     MessageId,
@@ -117,7 +117,18 @@ const NO_IDENTITY: [(&str, &[&str]); 6] = [
 
 impl DedupKey {
     pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<Self, Finding> {
-        let text = literal::string(option, value, &format!("write `{}`", option.example))?;
+        let instead = called(value)
+            .or_else(|| {
+                literal::last_name(value)
+                    .and_then(|name| nearest(&snake_case(&name)))
+                    .map(ToOwned::to_owned)
+            })
+            .unwrap_or_else(|| "message_id".to_owned());
+        let text = literal::string(
+            option,
+            value,
+            &format!("write `key = \"{}\"`", instead.escape_debug()),
+        )?;
         let given = text.value();
         match given.split_once(':') {
             Some(("header", name)) => header(&text, name),
@@ -150,21 +161,44 @@ fn plain(text: &LitStr, given: &str) -> Result<DedupKey, Finding> {
             given.escape_debug()
         )));
     }
-    if let Some((kind @ ("header" | "payload"), rest)) = lower
-        .split_once(':')
-        .map(|(kind, rest)| (kind.trim(), rest))
+    if let Some((kind, rest)) = given.split_once([':', '=', ' '])
+        && let kind @ ("header" | "payload") = &*kind.trim().to_lowercase()
     {
         return Err(finding.help(format!(
             "did you mean `\"{kind}:{}\"`?",
-            rest.trim().escape_debug()
+            rest.trim_start_matches([':', '=', ' '])
+                .trim_end()
+                .escape_debug()
         )));
     }
-    Err(
-        match suggest::nearest(&lower, ["message_id", "cloudevents"]) {
-            Some(near) => finding.help(format!("did you mean `{near}`?")),
-            None => finding.help(FORMS),
-        },
-    )
+    let remedy = match nearest(&lower) {
+        Some(near) => format!("did you mean `\"{near}\"`?"),
+        None if lower.starts_with("x-") || lower.starts_with("ce-") => {
+            format!("did you mean `\"header:{}\"`?", given.escape_debug())
+        }
+        None => FORMS.to_owned(),
+    };
+    Err(finding.help(remedy))
+}
+
+fn nearest(word: &str) -> Option<&'static str> {
+    suggest::nearest(word, ["message_id", "cloudevents"])
+}
+
+/// What `header("x-event-id")` or `DedupKey::Payload("/id")` is meant to be.
+fn called(value: &Expr) -> Option<String> {
+    let Expr::Call(call) = literal::peel(value) else {
+        return None;
+    };
+    let kind = snake_case(&literal::last_name(&call.func)?);
+    match (
+        kind.as_str(),
+        call.args.first().and_then(literal::literal),
+        call.args.len(),
+    ) {
+        ("header" | "payload", Some(Lit::Str(text)), 1) => Some(format!("{kind}:{}", text.value())),
+        _ => None,
+    }
 }
 
 fn header(text: &LitStr, name: &str) -> Result<DedupKey, Finding> {
@@ -211,7 +245,7 @@ fn payload(text: &LitStr, pointer: &str) -> Result<DedupKey, Finding> {
     }
     if !pointer.starts_with('/') {
         let dotted = pointer
-            .trim_start_matches(['$', '.', ' '])
+            .trim_start_matches(['$', '#', '.', ' '])
             .replace('.', "/");
         return Err(Finding::new(
             text,
@@ -221,6 +255,17 @@ fn payload(text: &LitStr, pointer: &str) -> Result<DedupKey, Finding> {
             ),
         )
         .help(write(&format!("/{}", dotted.trim_start_matches('/')))));
+    }
+    if pointer.ends_with('/') {
+        let instead = match pointer.trim_end_matches('/') {
+            "" => "/order/id",
+            shorter => shorter,
+        };
+        return Err(Finding::new(
+            text,
+            "a JSON pointer that ends with `/` names a property without a name",
+        )
+        .help(write(instead)));
     }
     let escaped = escaped(pointer);
     if escaped != pointer {

@@ -10,51 +10,65 @@ const LONGEST: Duration = Duration::from_secs(12 * 60 * 60);
 
 const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
 
-/// What people write for a unit.
-const SPELLINGS: [(&str, &[&str]); 4] = [
-    (
-        "ms",
-        &[
-            "msec",
-            "msecs",
-            "milli",
-            "millis",
-            "millisecond",
-            "milliseconds",
-        ],
-    ),
-    ("s", &["sec", "secs", "second", "seconds"]),
-    ("m", &["min", "mins", "minute", "minutes"]),
-    ("h", &["hr", "hrs", "hour", "hours"]),
+/// What people write for a unit, and for longer ones than there are.
+const SPELLINGS: [(&str, u64); 24] = [
+    ("msec", 1),
+    ("msecs", 1),
+    ("milli", 1),
+    ("millis", 1),
+    ("millisecond", 1),
+    ("milliseconds", 1),
+    ("sec", 1_000),
+    ("secs", 1_000),
+    ("second", 1_000),
+    ("seconds", 1_000),
+    ("min", 60_000),
+    ("mins", 60_000),
+    ("minute", 60_000),
+    ("minutes", 60_000),
+    ("hr", 3_600_000),
+    ("hrs", 3_600_000),
+    ("hour", 3_600_000),
+    ("hours", 3_600_000),
+    ("d", 86_400_000),
+    ("day", 86_400_000),
+    ("days", 86_400_000),
+    ("w", 604_800_000),
+    ("week", 604_800_000),
+    ("weeks", 604_800_000),
 ];
 
 pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<Duration, Finding> {
     let name = option.name;
     let write = |text: &str| format!("`{name} = \"{text}\"`");
-    if let Some(Lit::Int(number)) = literal::literal(value) {
-        let (digits, unit) = (number.base10_digits(), number.suffix());
-        return Err(if unit.is_empty() {
-            Finding::new(number, format!("durations need a unit, found `{digits}`"))
-                .help(write(&format!("{digits}s")))
+    let number = match literal::literal(value) {
+        Some(Lit::Int(number)) => Some(number.to_string()),
+        Some(Lit::Float(number)) => Some(number.to_string()),
+        _ => None,
+    };
+    if let Some(number) = number {
+        let number = number.replace('_', "");
+        let has_unit = number.ends_with(char::is_alphabetic);
+        let (what, meant) = if has_unit {
+            (format!("`{name}` takes a string literal"), meant(&number))
         } else {
-            Finding::new(number, format!("`{name}` takes a string literal"))
-                .help(write(&format!("{digits}{unit}")))
-        });
+            (
+                format!("durations need a unit, found `{number}`"),
+                meant(&format!("{number}s")),
+            )
+        };
+        return Err(Finding::new(value, what).help(write(meant.as_deref().unwrap_or("30s"))));
     }
     let text = literal::string(option, value, &format!("write {}", write("30s")))?;
-    duration(&text.value()).map_err(|Wrong { what, instead }| {
-        let remedy = instead.map_or_else(|| write("30s"), |instead| write(&instead));
-        Finding::new(&text, what).help(remedy)
+    let given = text.value();
+    duration(&given).map_err(|what| {
+        let with_unit = || meant(&format!("{given}s"));
+        let instead = meant(&given).or_else(with_unit);
+        Finding::new(&text, what).help(write(instead.as_deref().unwrap_or("30s")))
     })
 }
 
-struct Wrong {
-    what: String,
-    instead: Option<String>,
-}
-
-fn duration(given: &str) -> Result<Duration, Wrong> {
-    let wrong = |what: String, instead: Option<String>| Err(Wrong { what, instead });
+fn duration(given: &str) -> Result<Duration, String> {
     let shown = given.escape_debug();
     let compact: String = given
         .chars()
@@ -64,43 +78,32 @@ fn duration(given: &str) -> Result<Duration, Wrong> {
         Some(end) => compact.split_at(end),
         None => (compact.as_str(), ""),
     };
-    if digits.is_empty() {
-        return wrong(
-            format!("a duration is a whole number and a unit, found `{shown}`"),
-            None,
-        );
+    if compact.is_empty() {
+        return Err("the duration is empty".to_owned());
+    }
+    if digits.is_empty() || unit.starts_with(['.', ',']) {
+        return Err(format!(
+            "a duration is a whole number and a unit, found `{shown}`"
+        ));
     }
     if unit.is_empty() {
-        return wrong(
-            format!("durations need a unit, found `{shown}`"),
-            Some(format!("{digits}s")),
-        );
+        return Err(format!("durations need a unit, found `{shown}`"));
     }
-    let Some((unit, millis)) = UNITS.into_iter().find(|(name, _)| *name == unit) else {
-        let lower = unit.to_lowercase();
-        let meant = SPELLINGS
-            .iter()
-            .find(|(name, words)| *name == lower || words.contains(&lower.as_str()));
-        return match meant {
-            Some((meant, _)) => wrong(
-                format!("unknown unit `{}` in `{shown}`", unit.escape_debug()),
-                Some(format!("{digits}{meant}")),
+    let too_long = || format!("`{shown}` is longer than a handler may run: at most `12h`");
+    let Some((_, millis)) = UNITS.into_iter().find(|(name, _)| *name == unit) else {
+        return Err(match in_millis(&compact) {
+            Some(millis) if Duration::from_millis(millis) > LONGEST => too_long(),
+            _ if unit.contains(|letter: char| letter.is_ascii_digit()) => {
+                format!("a duration is one number and one unit, found `{shown}`")
+            }
+            _ => format!(
+                "unknown unit `{}` in `{shown}`: the units are `ms`, `s`, `m`, `h`",
+                unit.escape_debug()
             ),
-            None if unit.starts_with(['.', ',']) => wrong(
-                format!("a duration is a whole number and a unit, found `{shown}`"),
-                Some("1500ms".to_owned()),
-            ),
-            None => wrong(
-                format!("`{shown}` has no unit of `ms`, `s`, `m`, `h`"),
-                None,
-            ),
-        };
+        });
     };
     if compact != given {
-        return wrong(
-            format!("a duration has no white space, found `{shown}`"),
-            Some(compact.clone()),
-        );
+        return Err(format!("a duration has no white space, found `{shown}`"));
     }
     let timeout = digits
         .parse::<u64>()
@@ -108,14 +111,62 @@ fn duration(given: &str) -> Result<Duration, Wrong> {
         .and_then(|number| number.checked_mul(millis))
         .map(Duration::from_millis);
     match timeout {
-        Some(Duration::ZERO) => wrong(
-            format!("a timeout of `{shown}` would end every run at once"),
-            None,
-        ),
+        Some(Duration::ZERO) => Err(format!(
+            "a timeout of `{shown}` would end every run at once"
+        )),
         Some(timeout) if timeout <= LONGEST => Ok(timeout),
-        _ => wrong(
-            format!("`{digits}{unit}` is longer than a handler may run: at most `12h`"),
-            Some("12h".to_owned()),
-        ),
+        _ => Err(too_long()),
     }
+}
+
+/// The duration in the form that is taken, if it can be guessed and is possible.
+fn meant(given: &str) -> Option<String> {
+    let digits = given.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let is_huge = digits.len() > 15 && digits.bytes().all(|digit| digit.is_ascii_digit());
+    let millis = if is_huge { u64::MAX } else { in_millis(given)? };
+    let longest = u64::try_from(LONGEST.as_millis()).unwrap_or(u64::MAX);
+    match millis.min(longest) {
+        0 => None,
+        millis => UNITS
+            .into_iter()
+            .rev()
+            .find(|(_, unit)| millis % unit == 0)
+            .map(|(name, unit)| format!("{}{name}", millis / unit)),
+    }
+}
+
+/// Reads `1.5s`, `1m 30s`, `5 minutes`.
+fn in_millis(given: &str) -> Option<u64> {
+    let mut sum: u64 = 0;
+    let mut rest = given.trim();
+    while !rest.is_empty() {
+        let is_number = |letter: char| letter.is_ascii_digit() || matches!(letter, '.' | ',' | '_');
+        let (number, behind) = rest.split_at(rest.find(|letter| !is_number(letter))?);
+        let behind = behind.trim_start();
+        let end = behind
+            .find(|letter: char| !letter.is_alphabetic())
+            .unwrap_or(behind.len());
+        let (unit, behind) = behind.split_at(end);
+        let unit = unit.to_lowercase();
+        let (_, millis) = UNITS
+            .into_iter()
+            .chain(SPELLINGS)
+            .find(|(name, _)| *name == unit)?;
+        sum = sum.checked_add(product(number, millis)?)?;
+        rest = behind.trim_start();
+    }
+    Some(sum)
+}
+
+/// `1.5` times a unit.
+fn product(number: &str, unit: u64) -> Option<u64> {
+    let number = number.replace('_', "");
+    let (whole, fraction) = number.split_once(['.', ',']).unwrap_or((&number, "0"));
+    let shift = 10_u64.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+    let fraction = fraction.parse::<u64>().ok()?.checked_mul(unit)? / shift;
+    whole
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(unit)?
+        .checked_add(fraction)
 }

@@ -19,7 +19,9 @@ pub(crate) struct r#move {
 #[cfg(unix)]
 #[cfg_attr(feature = "a", cfg(feature = "b"))]
 const _: () = {
-    use crate::facade as __inbox;
+    mod __inbox {
+        pub(super) use crate::facade::__private;
+    }
     impl r#move {
         /// The handler, to be registered with the builder of the inbox.
         #[must_use]
