@@ -4,12 +4,12 @@ use fixtures::{OrderPlaced, Outcome};
 use inbox_runtime::{Inbox, Tx};
 use sqlx::{PgPool, Postgres};
 
-async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+async fn bill(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
     Ok(())
 }
 
 fn register(pool: PgPool) {
-    let _inbox = Inbox::builder(pool).register(charge::handler());
+    let _inbox = Inbox::builder(pool).register(bill::handler());
 }
 
 fn main() {}

@@ -8,13 +8,13 @@ mod handlers {
     use super::*;
 
     #[inbox_handler(consumer = "billing")]
-    async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+    async fn bill(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
         Ok(())
     }
 }
 
 fn register(pool: PgPool) {
-    let _inbox = Inbox::builder(pool).register(handlers::charge::handler());
+    let _inbox = Inbox::builder(pool).register(handlers::bill::handler());
 }
 
 fn main() {}

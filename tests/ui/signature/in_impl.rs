@@ -8,7 +8,7 @@ struct Billing;
 
 impl Billing {
     #[inbox_handler(consumer = "billing")]
-    async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+    async fn bill(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
         Ok(())
     }
 }

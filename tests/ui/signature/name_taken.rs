@@ -4,10 +4,10 @@ use fixtures::{OrderPlaced, Outcome};
 use inbox_core::{Tx, inbox_handler};
 use sqlx::Postgres;
 
-mod charge {}
+mod bill {}
 
 #[inbox_handler(consumer = "billing")]
-async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+async fn bill(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
     Ok(())
 }
 

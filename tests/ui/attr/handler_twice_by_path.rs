@@ -1,0 +1,11 @@
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::{Tx, inbox_handler};
+use sqlx::Postgres;
+
+#[inbox_handler(consumer = "billing")]
+#[inbox_core::inbox_handler(consumer = "shipping")]
+async fn charge(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,16 @@
+#![allow(unused_variables)]
+
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::{Tx, inbox_handler};
+use sqlx::Postgres;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+    let total = std::cell::Cell::new(0);
+    let seen = &total;
+    std::future::ready(()).await;
+    seen.set(1);
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,14 @@
+#![deny(unused_must_use)]
+#![allow(unused_variables)]
+
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::{Tx, inbox_handler};
+use sqlx::Postgres;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+    sqlx::query("SELECT 1").execute(&mut *tx).await;
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,19 @@
+#![allow(unused_variables)]
+
+use fixtures::Outcome;
+use inbox_core::{Tx, inbox_handler};
+use inbox_runtime::Inbox;
+use sqlx::{PgPool, Postgres};
+
+struct Order;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(order: Order, tx: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+fn register(pool: PgPool) {
+    let _inbox = Inbox::builder(pool).register(charge::handler());
+}
+
+fn main() {}

@@ -1,0 +1,17 @@
+#![allow(unused_variables)]
+
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::Tx;
+use inbox_runtime::Inbox;
+use sqlx::{PgPool, Postgres};
+
+#[inbox_handler(consumer = "billing")]
+async fn bill(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+fn register(pool: PgPool) {
+    let _inbox = Inbox::builder(pool).register(bill::handler());
+}
+
+fn main() {}

@@ -1,0 +1,21 @@
+#![allow(unused_variables)]
+
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::{Tx, inbox_handler};
+use inbox_runtime::Inbox;
+use sqlx::{PgPool, Postgres};
+
+mod handlers {
+    use super::*;
+
+    #[inbox_handler(consumer = "billing")]
+    pub async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+        Ok(())
+    }
+}
+
+fn register(pool: PgPool) {
+    let _inbox = Inbox::builder(pool).register(handlers::handler());
+}
+
+fn main() {}

@@ -1,0 +1,12 @@
+#![allow(unused_variables)]
+
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::{Tx, inbox_handler};
+use sqlx::Postgres;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(order: OrderPlaced, order: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,16 @@
+#![allow(unused_variables)]
+
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::{Tx, inbox_handler};
+use sqlx::Postgres;
+
+struct Billing;
+
+impl Billing {
+    #[inbox_handler(consumer = "billing")]
+    async fn charge(self, order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+        Ok(())
+    }
+}
+
+fn main() {}

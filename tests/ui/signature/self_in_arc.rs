@@ -1,0 +1,17 @@
+#![allow(unused_variables)]
+
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::{Tx, inbox_handler};
+use std::sync::Arc;
+use sqlx::Postgres;
+
+struct Billing;
+
+impl Billing {
+    #[inbox_handler(consumer = "billing")]
+    async fn charge(self: Arc<Self>, order: OrderPlaced, tx: &mut Tx<Postgres>) -> Outcome {
+        Ok(())
+    }
+}
+
+fn main() {}

@@ -1,0 +1,13 @@
+#![allow(unused_variables)]
+
+use fixtures::{OrderPlaced, Outcome};
+use inbox_core::{Tx, inbox_handler};
+use std::pin::Pin;
+use sqlx::Postgres;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(order: OrderPlaced, tx: Pin<&mut Tx<Postgres>>) -> Outcome {
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,6 @@
+use inbox_core::inbox_handler;
+
+#[inbox_handler(consumer = "billing")]
+type Charge = u8;
+
+fn main() {}

@@ -1,0 +1,11 @@
+use fixtures::OrderPlaced;
+use inbox_core::{Tx, inbox_handler};
+use std::error::Error;
+use sqlx::Postgres;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Result<(), Error> {
+    Ok(())
+}
+
+fn main() {}

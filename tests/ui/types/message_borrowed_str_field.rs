@@ -1,0 +1,15 @@
+use fixtures::Outcome;
+use inbox_core::{Tx, inbox_handler};
+use sqlx::Postgres;
+
+#[derive(serde::Deserialize)]
+struct Refund<'a> {
+    account: &'a str,
+}
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(_refund: Refund, _tx: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,10 @@
+use fixtures::Outcome;
+use inbox_core::{Tx, inbox_handler};
+use sqlx::Postgres;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(_order: Box<dyn Send>, _tx: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+fn main() {}

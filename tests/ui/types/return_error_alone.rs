@@ -1,0 +1,10 @@
+use fixtures::OrderPlaced;
+use inbox_core::{HandlerError, Tx, inbox_handler};
+use sqlx::Postgres;
+
+#[inbox_handler(consumer = "billing")]
+async fn charge(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> HandlerError {
+    HandlerError::new("declined")
+}
+
+fn main() {}
