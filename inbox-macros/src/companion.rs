@@ -15,6 +15,7 @@ use syn::{Attribute, Ident, Meta, Visibility};
 pub(crate) fn declare(vis: &Visibility, name: &Ident, cfgs: &[Attribute]) -> TokenStream {
     let mut name = name.clone();
     name.set_span(generated(&name));
+    let vis = known_as_generated(vis);
     quote_spanned! {name.span()=>
         #(#cfgs)*
         #[doc(hidden)]
@@ -27,6 +28,17 @@ pub(crate) fn declare(vis: &Visibility, name: &Ident, cfgs: &[Attribute]) -> Tok
 /// function, and not for its companion.
 pub(crate) fn generated(name: &Ident) -> Span {
     Span::call_site().located_at(name.span())
+}
+
+/// The visibility with its first token known to be the macro's: a `pub` that stands in a `macro_rules!` would make the
+/// companion an item of that macro, of which lints speak.
+fn known_as_generated(vis: &Visibility) -> TokenStream {
+    let mut tokens = vis.to_token_stream().into_iter();
+    let first = tokens.next().map(|mut first| {
+        first.set_span(Span::call_site().located_at(first.span()));
+        first
+    });
+    first.into_iter().chain(tokens).collect()
 }
 
 /// The conditions among the attributes, for items that exist only if the function does.

@@ -53,7 +53,9 @@ impl Root {
             Self::Given(path) => {
                 let place = path.span();
                 let name = Ident::new(IMPORTED, place);
-                Some(quote_spanned!(place=> mod #name { pub(super) use #path::__private; }))
+                // Known to be the macro's, for clippy has an opinion on visibilities.
+                let import = quote_spanned!(Span::call_site().located_at(place)=> pub(super) use);
+                Some(quote_spanned!(place=> mod #name { #import #path::__private; }))
             }
         }
     }

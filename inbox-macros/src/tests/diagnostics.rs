@@ -36,6 +36,9 @@ fn assert_findings(source: &str, expected: &[Expected<'_>]) {
         .map(|(headline, help, at)| (&**headline, &**help, &**at))
         .collect();
     assert_eq!(found, expected, "\nin: {source}");
+    for (headline, help, _) in found {
+        assert_form(headline, help);
+    }
 }
 
 /// Cases of options in front of a correct function.
@@ -108,6 +111,61 @@ fn a_correct_definition_has_no_findings() {
         "async fn f((a, _): M, mut tx: &mut Tx<Sqlite>, State(s): State<'_, A>) -> Outcome { loop {} }",
         &[],
     )]);
+}
+
+/// The wrong uses that a first attempt is made of.
+#[test]
+fn wrong_use_is_one_error_at_its_token() {
+    let item = "async fn charge(order: O, tx: &mut Tx<Postgres>) -> Result<(), E> { Ok(()) }";
+    for (attribute, item, underlined) in [
+        ("#[inbox_handler]", item, ATTRIBUTE),
+        (r#"#[inbox_handler(consumer = "")]"#, item, r#""""#),
+        ("#[inbox_handler(consumer = 5)]", item, "5"),
+        (
+            r#"#[inbox_handler(consumer = "billing", colour = "red")]"#,
+            item,
+            "colour",
+        ),
+        (
+            r#"#[inbox_handler(consumer = "billing", key = "message_id", key = "cloudevents")]"#,
+            item,
+            "key",
+        ),
+        (
+            r#"#[inbox_handler(consumer = "billing")]"#,
+            "fn charge(order: O, tx: &mut Tx<Postgres>) -> Result<(), E> { Ok(()) }",
+            "fn",
+        ),
+        (
+            r#"#[inbox_handler(consumer = "billing")]"#,
+            "async fn charge(&self, order: O, tx: &mut Tx<Postgres>) -> Result<(), E> { Ok(()) }",
+            "&self",
+        ),
+        (
+            r#"#[inbox_handler(consumer = "billing")]"#,
+            "struct Charge;",
+            "struct",
+        ),
+    ] {
+        let found = findings(&format!("{attribute} {item}"));
+        let [(headline, help, at)] = found.as_slice() else {
+            panic!("{attribute} {item}: {found:?}");
+        };
+        assert_eq!(at, underlined, "{attribute} {item}");
+        assert!(!help.is_empty(), "{attribute} {item}: {headline}");
+    }
+}
+
+/// How every text of this crate reads: the form is checked wherever the tables name one.
+fn assert_form(headline: &str, help: &str) {
+    let begins_low = !headline.starts_with(char::is_uppercase);
+    assert!(
+        begins_low && !headline.ends_with('.'),
+        "headline: {headline}"
+    );
+    assert!(!help.is_empty(), "no remedy for: {headline}");
+    assert!(!help.ends_with('.'), "remedy: {help}");
+    assert_eq!(help.matches('`').count() % 2, 0, "remedy: {help}");
 }
 
 #[test]
