@@ -2,7 +2,7 @@ use super::{ORDER, deliver};
 use fixtures::{OrderPlaced, Outcome};
 use inbox_core::{HandlerError, StateMap, Tx, inbox_handler};
 use sqlx::Sqlite;
-use tracing::instrument;
+use tracing::{Span, instrument};
 
 #[instrument(skip_all, fields(account = %order.account), err)]
 #[inbox_handler(consumer = "billing")]
@@ -22,6 +22,36 @@ async fn below(order: OrderPlaced, tx: &mut Tx<Sqlite>) -> Outcome {
         return Err(HandlerError::new("declined"));
     }
     Ok(())
+}
+
+#[inbox_handler(consumer = "billing")]
+#[instrument(name = "named", skip_all)]
+async fn names_its_span(_order: OrderPlaced, _tx: &mut Tx<Sqlite>) -> Outcome {
+    match Span::current().metadata().map(tracing::Metadata::name) {
+        Some("named") => Ok(()),
+        other => Err(HandlerError::new(format!("in the span {other:?}"))),
+    }
+}
+
+#[instrument(skip_all)]
+#[inbox_handler(consumer = "billing")]
+pub(crate) async fn named_by_the_function(_order: OrderPlaced, _tx: &mut Tx<Sqlite>) -> Outcome {
+    match Span::current().metadata().map(tracing::Metadata::name) {
+        Some("named_by_the_function") => Ok(()),
+        other => Err(HandlerError::new(format!("in the span {other:?}"))),
+    }
+}
+
+#[tokio::test]
+async fn the_span_covers_the_body_whether_it_stands_above_or_below() {
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry());
+    let state = StateMap::new();
+    deliver(names_its_span::handler(), ORDER, &state)
+        .await
+        .expect("the span of the attribute below");
+    deliver(named_by_the_function::handler(), ORDER, &state)
+        .await
+        .expect("the span of the attribute above");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-#![allow(unused_variables)]
+#![allow(unused_imports, unused_variables)]
 
 use fixtures::{OrderPlaced, Outcome};
 use inbox_core::{Tx, inbox_handler};
