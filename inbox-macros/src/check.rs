@@ -36,6 +36,7 @@ pub(crate) fn handler<'f>(
         vis: &function.vis,
         name: &function.name,
         cfgs: companion::cfgs(&function.attrs),
+        allowed: companion::allowed(&function.attrs),
         is_deprecated: function
             .attrs
             .iter()

@@ -63,6 +63,51 @@ fn condition(attr: &Attribute) -> Option<Attribute> {
     Some(attr)
 }
 
+/// The lints that the function allows or expects, to be allowed in what repeats its types.
+pub(crate) fn allowed(attrs: &[Attribute]) -> Vec<Attribute> {
+    attrs.iter().filter_map(allowance).collect()
+}
+
+/// Input: `#[expect(a)]` or `#[cfg_attr(b, inline, expect(a))]`. Output: `#[allow(a)]` or `#[cfg_attr(b, allow(a))]`.
+fn allowance(attr: &Attribute) -> Option<Attribute> {
+    let is_allowance = |word: &str| word == "allow" || word == "expect";
+    let mut attr = attr.clone();
+    // Known to be the macro's: some lints are about `allow` itself.
+    let place = Span::call_site().located_at(attr.pound_token.span);
+    attr.pound_token.span = place;
+    let Meta::List(list) = &mut attr.meta else {
+        return None;
+    };
+    if list
+        .path
+        .get_ident()
+        .is_some_and(|word| is_allowance(&word.to_string()))
+    {
+        list.path = Ident::new("allow", place).into();
+        return Some(attr);
+    }
+    let (predicate, attached) = conditional(&attr)?;
+    let allowed: Vec<TokenStream> = attached
+        .into_iter()
+        .filter_map(|attached| {
+            let mut tokens = attached.into_iter();
+            let Some(TokenTree::Ident(word)) = tokens.next() else {
+                return None;
+            };
+            let allow = Ident::new("allow", place);
+            let lints: TokenStream = tokens.collect();
+            is_allowance(&word.to_string()).then(|| quote!(#allow #lints))
+        })
+        .collect();
+    if allowed.is_empty() {
+        return None;
+    }
+    if let Meta::List(list) = &mut attr.meta {
+        list.tokens = quote!(#predicate, #(#allowed),*);
+    }
+    Some(attr)
+}
+
 /// Whether the attribute is `#[word]`, perhaps under a `cfg_attr`.
 pub(crate) fn mentions(attr: &Attribute, word: &str) -> bool {
     attr.path().is_ident(word)

@@ -27,7 +27,11 @@ use syn::spanned::Spanned;
 /// ```
 pub(crate) fn handler(handler: &Handler<'_>, root: &Root) -> TokenStream {
     let Handler {
-        vis, name, cfgs, ..
+        vis,
+        name,
+        cfgs,
+        allowed,
+        ..
     } = handler;
     let companion = companion::declare(vis, name, cfgs);
     let import = root.import();
@@ -36,6 +40,7 @@ pub(crate) fn handler(handler: &Handler<'_>, root: &Root) -> TokenStream {
     quote! {
         #companion
         #(#cfgs)*
+        #(#allowed)*
         const _: () = {
             #import
             #constructor

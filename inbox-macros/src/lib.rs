@@ -36,8 +36,7 @@ pub fn inbox_handler(args: TokenStream, item: TokenStream) -> TokenStream {
 
 /// Makes an inbox handler of an `async fn`: register it with `.register(name::handler())`.
 ///
-/// The options and all else are described at `inbox_core::inbox_handler`. This one serves a crate that depends on
-/// `inbox-runtime` alone.
+/// This one serves a crate that depends on `inbox-runtime` alone.
 #[proc_macro_attribute]
 pub fn inbox_handler_runtime(args: TokenStream, item: TokenStream) -> TokenStream {
     handler::expand(args.into(), item.into(), Root::Crate("inbox_runtime")).into()

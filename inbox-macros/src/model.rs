@@ -10,6 +10,8 @@ pub(crate) struct Handler<'f> {
     pub(crate) name: &'f Ident,
     /// The conditions under which the function exists.
     pub(crate) cfgs: Vec<Attribute>,
+    /// The lints that are allowed in it.
+    pub(crate) allowed: Vec<Attribute>,
     pub(crate) is_deprecated: bool,
     pub(crate) parameters: Parameters<'f>,
     pub(crate) output: &'f Type,

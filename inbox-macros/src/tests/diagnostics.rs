@@ -11,7 +11,7 @@ type Expected<'s> = (&'s str, &'s str, &'s str);
 /// Underlined when no token of the source fits.
 const ATTRIBUTE: &str = "<the attribute>";
 
-fn findings(source: &str) -> Vec<(String, String, String)> {
+pub(super) fn findings(source: &str) -> Vec<(String, String, String)> {
     let (args, item) = split(source);
     let mut diag = Diagnostics::default();
     handler::generate(args, item, Root::Crate("inbox_core"), &mut diag);

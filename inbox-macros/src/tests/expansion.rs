@@ -66,6 +66,8 @@ fn a_handler_with_extractors_and_every_option() {
 )]
 #[cfg(unix)]
 #[cfg_attr(feature = "a", inline, cfg(feature = "b"))]
+#[expect(unused_parens, reason = "an example")]
+#[cfg_attr(unix, inline, allow(clippy::too_many_arguments))]
 pub(crate) async fn r#move(
     OrderPlaced { id }: OrderPlaced, tx: &mut Tx<Postgres>, State(rates): State<Rates>, Attempt(n): Attempt<'_>,
 ) -> Outcome { Ok(()) }

@@ -101,6 +101,24 @@ pub async fn deprecated(_order: Order, _tx: &mut Tx<Postgres>) -> Result<(), Han
     Ok(())
 }
 
+/// A message of the past.
+#[deprecated]
+pub type Old = Order;
+
+/// What is expected in the function is expected for its types.
+#[inbox_handler(consumer = "expected")]
+#[expect(deprecated, unused_parens, reason = "the message is old")]
+pub async fn expected(_order: (Old), _tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+    Ok(())
+}
+
+/// What is allowed under a condition as well.
+#[inbox_handler(consumer = "allowed")]
+#[cfg_attr(all(), inline, allow(deprecated, clippy::allow_attributes, clippy::allow_attributes_without_reason))]
+pub async fn allowed(_order: Old, _tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+    Ok(())
+}
+
 /// Under a condition.
 #[inbox_handler(consumer = "conditional", crate = ::inbox_core)]
 #[cfg_attr(all(), cfg(all()), must_use)]

@@ -13,8 +13,8 @@ async fn brackets_and_raw_string(_order: OrderPlaced, _tx: &mut Tx<Sqlite>) -> O
 }
 
 #[rustfmt::skip]
-#[allow(unused_parens)]
 #[inbox_handler(consumer = "empty")]
+#[expect(unused_parens)]
 async fn empty_generics<>(_order: (OrderPlaced), _tx: &mut (Tx<Sqlite>),) -> Outcome where {
     Ok(())
 }

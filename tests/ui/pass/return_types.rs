@@ -15,6 +15,7 @@ async fn alias_with_parameter(_order: OrderPlaced, tx: &mut Tx<Sqlite>) -> Falli
 }
 
 #[inbox_handler(consumer = "alias-without-parameter")]
+#[expect(clippy::needless_return)]
 async fn alias_without_parameter(_order: OrderPlaced, _tx: &mut Tx<Sqlite>) -> Done {
     return Err("declined".into());
 }

@@ -5,6 +5,8 @@
 )]
 #[cfg(unix)]
 #[cfg_attr(feature = "a", inline, cfg(feature = "b"))]
+#[expect(unused_parens, reason = "an example")]
+#[cfg_attr(unix, inline, allow(clippy::too_many_arguments))]
 pub(crate) async fn r#move(
     OrderPlaced { id }: OrderPlaced, tx: &mut Tx<Postgres>, State(rates): State<Rates>, Attempt(n): Attempt<'_>,
 ) -> Outcome { Ok(()) } */
@@ -18,6 +20,8 @@ pub(crate) struct r#move {
 }
 #[cfg(unix)]
 #[cfg_attr(feature = "a", cfg(feature = "b"))]
+#[allow(unused_parens, reason = "an example")]
+#[cfg_attr(unix, allow(clippy::too_many_arguments))]
 const _: () = {
     mod __inbox {
         pub(super) use crate::facade::__private;
