@@ -94,6 +94,7 @@ pub use inbox_core::{
 };
 
 #[doc(inline)]
+#[doc = include_str!("../docs/inbox_handler.md")]
 pub use inbox_macros::inbox_handler_runtime as inbox_handler;
 
 /// The example of the README compiles.
