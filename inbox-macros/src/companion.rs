@@ -13,10 +13,8 @@ use syn::{Attribute, Ident, Meta, Visibility};
 /// pub struct charge { _private: () }
 /// ```
 pub(crate) fn declare(vis: &Visibility, name: &Ident, cfgs: &[Attribute]) -> TokenStream {
-    let mut name = name.clone();
-    name.set_span(generated(&name));
     let vis = known_as_generated(vis);
-    quote_spanned! {name.span()=>
+    quote_spanned! {generated(name)=>
         #(#cfgs)*
         #[doc(hidden)]
         #[allow(non_camel_case_types)]
@@ -24,8 +22,14 @@ pub(crate) fn declare(vis: &Visibility, name: &Ident, cfgs: &[Attribute]) -> Tok
     }
 }
 
+/// The name `handler`, where the function's name is: an editor asked for the definition goes there. For a name that
+/// is the macro's, rust-analyzer offers the attribute as well.
+pub(crate) fn constructor(name: &Ident) -> Ident {
+    Ident::new("handler", name.span())
+}
+
 /// The place of the name, but known to be the macro's. So a handler that is never used is reported once, for the
-/// function, and not for its companion.
+/// function, and not for its companion: what counts is the item, not its name.
 pub(crate) fn generated(name: &Ident) -> Span {
     Span::call_site().located_at(name.span())
 }

@@ -54,12 +54,13 @@ fn constructor(handler: &Handler<'_>) -> TokenStream {
     // clippy calls `handler::handler()` a constructor named like its type.
     let named_alike = (name == "handler")
         .then(|| quote_spanned!(name.span()=> #[allow(clippy::self_named_constructors)]));
+    let handler = companion::constructor(name);
     quote_spanned! {companion::generated(name)=>
         #named_alike
         impl #name {
             /// The handler, to be registered with the builder of the inbox.
             #[must_use]
-            pub const fn handler() -> Self {
+            pub const fn #handler() -> Self {
                 Self { _private: () }
             }
         }

@@ -25,10 +25,11 @@ pub(crate) fn handler(function: &HandlerFn, root: &Root) -> TokenStream {
     let companion = companion::declare(vis, name, &cfgs);
     let import = root.import();
     let root = root.at(name.span());
+    let constructor = companion::constructor(name);
     let handler = quote_spanned! {companion::generated(name)=>
         impl #name {
             #[doc(hidden)]
-            pub const fn handler() -> #root::__private::Rejected {
+            pub const fn #constructor() -> #root::__private::Rejected {
                 #root::__private::Rejected::new()
             }
         }
