@@ -181,16 +181,6 @@ async fn charge(order: OrderPlaced) -> Result<(), HandlerError> {
         offered: FIELDS,
     },
     Completion {
-        name: "the type of a parameter",
-        text: r#"
-#[inbox_handler(consumer = "billing")]
-async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>, id: $0) -> Result<(), HandlerError> {
-    Ok(())
-}
-"#,
-        offered: &["MessageId", "State", "Rates"],
-    },
-    Completion {
         name: "the handler for its registration",
         text: r#"
 #[inbox_handler(consumer = "billing")]
@@ -238,7 +228,7 @@ fn register() {
         offered: &["handler"],
     },
     Completion {
-        name: "the future of a direct call",
+        name: "what a direct call returns",
         text: r#"
 #[inbox_handler(consumer = "billing")]
 async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
@@ -246,9 +236,9 @@ async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Result<(), Handler
 }
 
 async fn test(order: OrderPlaced, tx: &mut Tx<Postgres>) {
-    charge(order, tx).$0
+    charge(order, tx).await.$0
 }
 "#,
-        offered: &["await"],
+        offered: &["is_ok", "map_err"],
     },
 ];

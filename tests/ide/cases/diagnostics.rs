@@ -26,9 +26,12 @@ pub async fn run(pool: sqlx::PgPool) {
 "#,
     },
     Diagnostic {
-        name: "nothing from the expansion under a half-typed body",
+        // That a syntax error is also one of the expansion is said for every attribute, and only among the experimental
+        // diagnostics.
+        name: "only its syntax error in a half-typed body",
         text: r#"
 #[inbox_handler(consumer = "billing")]
+  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ Syntax Error in Expansion: expected field name or number
 async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
     tx.
        ^ Syntax Error: expected field name or number
@@ -40,9 +43,10 @@ fn register() {
 "#,
     },
     Diagnostic {
-        name: "nothing from the expansion under an unfinished parameter list",
+        name: "only its syntax error in an unfinished parameter list",
         text: r#"
 #[inbox_handler(consumer = "billing")]
+  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ Syntax Error in Expansion: expected type
 async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>, id: ) -> Result<(), HandlerError> {
                                                               ^ Syntax Error: expected type
     Ok(())
