@@ -2,7 +2,7 @@
 
 use crate::diag::{Diagnostics, Finding};
 use crate::types;
-use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, Ident, TokenStream, TokenTree};
 use syn::ext::IdentExt;
 use syn::parse::discouraged::Speculative;
 use syn::parse::{ParseStream, Parser};
@@ -28,7 +28,7 @@ impl HandlerFn {
             input.parse::<TokenStream>()?;
             Ok(parsed)
         };
-        match parser.parse2(ungrouped(item)) {
+        match parser.parse2(without_body(ungrouped(item))) {
             Ok(Ok(function)) => Some(function),
             Ok(Err(finding)) => {
                 diag.extend(finding);
@@ -73,6 +73,19 @@ fn ungrouped(item: TokenStream) -> TokenStream {
         }
         _ => item,
     }
+}
+
+/// The item with an empty block for its body, which syn would copy token by token although nobody looks at it.
+fn without_body(item: TokenStream) -> TokenStream {
+    let mut tokens: Vec<TokenTree> = item.into_iter().collect();
+    if let Some(TokenTree::Group(body)) = tokens.last_mut()
+        && body.delimiter() == Delimiter::Brace
+    {
+        let mut empty = Group::new(Delimiter::Brace, TokenStream::new());
+        empty.set_span(body.span());
+        *body = empty;
+    }
+    tokens.into_iter().collect()
 }
 
 /// A function, or what else it is, or nothing if the compiler reports it anyway.
