@@ -160,7 +160,8 @@ fn requirements(parameters: &Parameters<'_>, root: &Root) -> TokenStream {
     }
 }
 
-/// Decode, extract, call. Claim and commit are the runtime's.
+/// Decode, extract, call: one call of the framework's, for what stands here is compiled once per handler. Claim and
+/// commit are the runtime's.
 fn call(handler: &Handler<'_>, root: &Root, incoming: &Ident, tx: &Ident) -> TokenStream {
     let Handler {
         name,
@@ -173,53 +174,35 @@ fn call(handler: &Handler<'_>, root: &Root, incoming: &Ident, tx: &Ident) -> Tok
         output,
         ..
     } = handler;
-    let local = |name: &str| Ident::new(name, Span::mixed_site());
-    let (single, decoded, returned) = (local("__single"), local("__message"), local("__returned"));
-
-    let at = root.at(name.span());
-    let take = quote_spanned!(name.span()=> #at::__private::single(#incoming));
-
+    // Each role is asked for where its type stands, so a wrong type is one error, under the user's own tokens.
     let at = root.at(message.span());
-    let decode =
-        quote_spanned!(message.span()=> <#message as #at::__private::Message>::decode(#single));
-
-    let (arguments, extracts): (Vec<Ident>, Vec<TokenStream>) = extractors
-        .iter()
-        .enumerate()
-        .map(|(position, extractor)| {
-            let at = root.at(extractor.span());
-            let argument = format_ident!("__arg{position}", span = Span::mixed_site());
-            let extract = quote_spanned! {extractor.span()=>
-                <#extractor as #at::__private::FromDelivery>::from_delivery(#single)
-            };
-            (argument, extract)
-        })
-        .unzip();
+    let decode = quote_spanned!(message.span()=> <#message as #at::__private::Message>::decode);
 
     // From the runtime's transaction to the type that the user wrote. A wrong type fails here and not once more as
     // mismatched types in the call.
-    let (first, _) = ends(transaction);
+    let (first, last) = ends(transaction);
     let at = root.at(first);
-    let lend = quote_spanned! {first=>
-        <#transaction as #at::__private::HandlerTx>::lend(&mut *#tx)
-    };
+    let lend = glued(
+        quote_spanned!(first=> <#transaction as #at::__private::HandlerTx>::),
+        quote_spanned!(last=> lend),
+    );
 
-    let run = quote_spanned!(name.span()=> #name(#decoded, #tx, #(#arguments),*).await);
+    let extracts = extractors.iter().map(|extractor| {
+        let at = root.at(extractor.span());
+        quote_spanned!(extractor.span()=> <#extractor as #at::__private::FromDelivery>::from_delivery)
+    });
 
     let at = root.at(output.span());
-    let outcome = quote_spanned! {output.span()=>
-        <#output as #at::__private::HandlerOutcome>::into_outcome(#returned)
-    };
+    let outcome =
+        quote_spanned!(output.span()=> <#output as #at::__private::HandlerOutcome>::into_outcome);
 
-    // A future that is not `Send` is reported at `Box::pin`, hence at the name of the function.
+    // A future that is not `Send` is reported at the name of the function.
+    let at = root.at(name.span());
+    let begin = format_ident!("begin_{}", extractors.len(), span = name.span());
     quote_spanned! {name.span()=>
-        ::std::boxed::Box::pin(async move {
-            let #single = #take?;
-            let #decoded = #decode?;
-            #(let #arguments = #extracts?;)*
-            let #tx = #lend;
-            let #returned = #run;
-            #outcome
-        })
+        #at::__private::run(
+            #at::__private::#begin(#incoming, #tx, #decode, #lend, #(#extracts,)* #name),
+            #outcome,
+        )
     }
 }

@@ -75,6 +75,33 @@ pub(crate) async fn r#move(
     );
 }
 
+/// The handler that `tests/expansion` measures: source and lines are taken from this snapshot.
+#[test]
+fn the_measured_handler() {
+    let source = r#"
+#[inbox_handler(consumer = "billing")]
+pub async fn charge(
+    order: OrderPlaced,
+    tx: &mut Tx<Postgres>,
+    State(rates): State<Rates>,
+) -> Result<(), sqlx::Error> {
+    let fee = order.amount_cents * rates.percent / 100;
+    sqlx::query("UPDATE accounts SET balance = balance - $1 WHERE id = $2")
+        .bind(order.amount_cents + fee)
+        .bind(&order.account)
+        .execute(&mut *tx)
+        .await?;
+    Ok(())
+}
+"#;
+    assert_snapshot("measured", source);
+    let lines = generated(source).lines().count();
+    assert!(
+        lines <= 51,
+        "one handler expands to {lines} lines; every one is compiled once per handler"
+    );
+}
+
 #[test]
 fn a_rejected_signature_keeps_its_name() {
     assert_snapshot(

@@ -59,23 +59,18 @@ const _: () = {
             __incoming: &'a [__inbox::__private::Incoming<'_>],
             __tx: &'a mut __inbox::__private::Tx<Self::Db>,
         ) -> __inbox::__private::HandlerFuture<'a> {
-            ::std::boxed::Box::pin(async move {
-                let __single = __inbox::__private::single(__incoming)?;
-                let __message = <OrderPlaced as __inbox::__private::Message>::decode(
-                    __single,
-                )?;
-                let __arg0 = <State<
-                    Rates,
-                > as __inbox::__private::FromDelivery>::from_delivery(__single)?;
-                let __arg1 = <Attempt<
-                    '_,
-                > as __inbox::__private::FromDelivery>::from_delivery(__single)?;
-                let __tx = <Tx<
-                    Postgres,
-                > as __inbox::__private::HandlerTx>::lend(&mut *__tx);
-                let __returned = r#move(__message, __tx, __arg0, __arg1).await;
-                <Outcome as __inbox::__private::HandlerOutcome>::into_outcome(__returned)
-            })
+            __inbox::__private::run(
+                __inbox::__private::begin_2(
+                    __incoming,
+                    __tx,
+                    <OrderPlaced as __inbox::__private::Message>::decode,
+                    <Tx<Postgres> as __inbox::__private::HandlerTx>::lend,
+                    <State<Rates> as __inbox::__private::FromDelivery>::from_delivery,
+                    <Attempt<'_> as __inbox::__private::FromDelivery>::from_delivery,
+                    r#move,
+                ),
+                <Outcome as __inbox::__private::HandlerOutcome>::into_outcome,
+            )
         }
     }
 };
