@@ -29,20 +29,19 @@ const _: () = {
             __incoming: &'a [::inbox_core::__private::Incoming<'_>],
             __tx: &'a mut ::inbox_core::__private::Tx<Self::Db>,
         ) -> ::inbox_core::__private::HandlerFuture<'a> {
-            ::std::boxed::Box::pin(async move {
-                let __single = ::inbox_core::__private::single(__incoming)?;
-                let __message = <OrderPlaced as ::inbox_core::__private::Message>::decode(
-                    __single,
-                )?;
-                let __tx = <Tx<
-                    Postgres,
-                > as ::inbox_core::__private::HandlerTx>::lend(&mut *__tx);
-                let __returned = charge(__message, __tx).await;
+            ::inbox_core::__private::run(
+                ::inbox_core::__private::begin_0(
+                    __incoming,
+                    __tx,
+                    <OrderPlaced as ::inbox_core::__private::Message>::decode,
+                    <Tx<Postgres> as ::inbox_core::__private::HandlerTx>::lend,
+                    charge,
+                ),
                 <Result<
                     (),
                     BillingError,
-                > as ::inbox_core::__private::HandlerOutcome>::into_outcome(__returned)
-            })
+                > as ::inbox_core::__private::HandlerOutcome>::into_outcome,
+            )
         }
     }
 };
