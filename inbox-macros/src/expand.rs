@@ -88,8 +88,8 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
         quote_spanned!(last=> Db = #projected;),
     );
     let lent = glued(
-        quote_spanned!(first=> &'a mut #at::__private::Tx<Self::Db),
-        quote_spanned!(last=> >),
+        quote_spanned!(first=> &'a mut #at::__private::Tx<Self::),
+        quote_spanned!(last=> Db>),
     );
     let future = glued(
         quote_spanned!(first=> #at::__private::HandlerFuture<'a),
@@ -160,9 +160,52 @@ fn requirements(parameters: &Parameters<'_>, root: &Root) -> TokenStream {
     }
 }
 
-/// Decode, extract, call: one call of the framework's, for what stands here is compiled once per handler. Claim and
-/// commit are the runtime's.
+/// Input: as of [`handler`]
+///
+/// Output:
+///
+/// ```text
+/// fn __begin(__call: Call<'_, Tx<<charge as Handler>::Db>>) -> impl Future<Output = Called> + '_ {
+///     begin_1(__call, OrderPlaced::decode, Tx::lend, State::from_delivery, charge, Result::into_outcome)
+/// }
+/// Box::pin(__begin(Call::new(__incoming, __tx)))
+/// ```
+///
+/// Whether the future is `Send` is asked outside of `__begin`, so the compiler asks only if it found nothing wrong in
+/// there: what a wrong type does to the future is no second error. Its one lifetime has no name, for a type that is not
+/// in scope is reported with the advice to add it to the generics, and there must be as few as the user's function has.
 fn call(handler: &Handler<'_>, root: &Root, incoming: &Ident, tx: &Ident) -> TokenStream {
+    let name = handler.name;
+    let begin = Ident::new("__begin", name.span());
+    let (first, last) = ends(&handler.parameters.transaction);
+    let at = root.at(first);
+    let database = glued(
+        quote_spanned!(first=> <#name as #at::__private::Handler>::),
+        quote_spanned!(last=> Db),
+    );
+    let handed = glued(
+        quote_spanned!(first=> #at::__private::Call<'_, #at::__private::Tx<#database),
+        // Apart, for the compiler gives the first half of `>>` a place of its own.
+        quote_spanned!(last=> > >),
+    );
+    let call = Ident::new("__call", last);
+    let steps = steps(handler, root, &call);
+    let handing = glued(
+        quote_spanned!(first=> #at::__private::),
+        quote_spanned!(last=> Call::new(#incoming, #tx)),
+    );
+    let at = root.at(name.span());
+    quote_spanned! {name.span()=>
+        fn #begin(#call: #handed) -> impl ::core::future::Future<Output = #at::__private::Called> + '_ {
+            #steps
+        }
+        ::std::boxed::Box::pin(#begin(#handing))
+    }
+}
+
+/// Decode, extract, call the function: one call of the framework's, for what stands here is compiled once per handler.
+/// Claim and commit are the runtime's.
+fn steps(handler: &Handler<'_>, root: &Root, call: &Ident) -> TokenStream {
     let Handler {
         name,
         parameters:
@@ -196,13 +239,10 @@ fn call(handler: &Handler<'_>, root: &Root, incoming: &Ident, tx: &Ident) -> Tok
     let outcome =
         quote_spanned!(output.span()=> <#output as #at::__private::HandlerOutcome>::into_outcome);
 
-    // A future that is not `Send` is reported at the name of the function.
-    let at = root.at(name.span());
-    let begin = format_ident!("begin_{}", extractors.len(), span = name.span());
-    quote_spanned! {name.span()=>
-        #at::__private::run(
-            #at::__private::#begin(#incoming, #tx, #decode, #lend, #(#extracts,)* #name),
-            #outcome,
-        )
+    // A message that borrows from the payload is reported at this call.
+    let at = root.at(message.span());
+    let begin = format_ident!("begin_{}", extractors.len(), span = message.span());
+    quote_spanned! {message.span()=>
+        #at::__private::#begin(#call, #decode, #lend, #(#extracts,)* #name, #outcome)
     }
 }

@@ -18,14 +18,14 @@ const SEVERAL: [(&str, usize); 13] = [
     // The database of the handler is looked for in its definition, and again where it is registered.
     ("register/after_wrong_type", 2),
     // The attribute does not see what is around its function.
-    ("signature/in_impl", 4),
-    ("signature/in_trait", 4),
+    ("signature/in_impl", 5),
+    ("signature/in_trait", 5),
     ("signature/missing_body", 2),
     ("signature/name_taken", 2),
     ("signature/name_taken_by_handler", 4),
     // A bound of the type itself is reported for each place that mentions the type; two of them without the attribute.
-    ("types/transaction_of_connection", 5),
-    ("types/transaction_of_pool", 5),
+    ("types/transaction_of_connection", 4),
+    ("types/transaction_of_pool", 4),
 ];
 
 /// The answers are those of the toolchain in `rust-toolchain.toml`.

@@ -3,40 +3,59 @@
 //! A handler's own code is compiled once per handler. Here it is written once, so the attribute adds one expression with
 //! the steps as arguments: no block, no future and no branch that the compiler would check for every handler.
 
-use std::future::{Future, ready};
+use std::future::{Future, Ready, ready};
 
 use futures_util::FutureExt as _;
+use futures_util::future::{Either, Map};
 
-use crate::db::InboxDatabase;
 use crate::error::{CallError, DecodeError, ExtractError};
-use crate::handler::HandlerFuture;
 use crate::incoming::Incoming;
-use crate::tx::Tx;
+
+/// What a handler answers to the runtime.
+pub type Called = Result<(), CallError>;
+
+/// What the runtime hands to a handler.
+///
+/// `Lent` is its transaction. Nothing is asked of it here nor below: it would be one more error for a wrong database.
+#[derive(Debug)]
+pub struct Call<'a, Lent> {
+    incoming: &'a [Incoming<'a>],
+    tx: &'a mut Lent,
+}
+
+impl<'a, Lent> Call<'a, Lent> {
+    /// Both in one, so that they have one lifetime.
+    pub const fn new(incoming: &'a [Incoming<'a>], tx: &'a mut Lent) -> Self {
+        Self { incoming, tx }
+    }
+}
+
+/// A handler that began, or the error that kept it from beginning.
+pub type Begun<Running, Returned> = Either<Map<Running, fn(Returned) -> Called>, Ready<Called>>;
 
 macro_rules! begins {
     ($($name:ident($($extractor:ident: $Extractor:ident),*);)*) => {$(
-        /// Decodes the message, makes the extractors in their order and calls the handler.
-        ///
-        /// # Errors
-        ///
-        /// The first that decoding or an extractor answered.
+        /// Decodes the message, makes the extractors in their order and calls the handler. The first error ends it.
         #[allow(clippy::too_many_arguments)]
-        pub fn $name<'a, Db, Message, Transaction, $($Extractor,)* Running>(
-            incoming: &'a [Incoming<'_>],
-            tx: &'a mut Tx<Db>,
+        pub fn $name<'a, Lent, Message, Transaction, $($Extractor,)* Running, Returned>(
+            call: Call<'a, Lent>,
             decode: fn(&Incoming<'_>) -> Result<Message, DecodeError>,
-            lend: fn(&mut Tx<Db>) -> &mut Transaction,
+            lend: fn(&mut Lent) -> &mut Transaction,
             $($extractor: fn(&Incoming<'_>) -> Result<$Extractor, ExtractError>,)*
             handler: impl FnOnce(Message, &'a mut Transaction, $($Extractor),*) -> Running,
-        ) -> Result<Running, CallError>
+            outcome: fn(Returned) -> Called,
+        ) -> Begun<Running, Returned>
         where
-            Db: InboxDatabase,
             Transaction: 'a,
+            Running: Future<Output = Returned>,
         {
-            let single = single(incoming)?;
-            let message = decode(single)?;
-            $(let $extractor = $extractor(single)?;)*
-            Ok(handler(message, lend(tx), $($extractor),*))
+            let begin = || {
+                let single = single(call.incoming)?;
+                let message = decode(single)?;
+                $(let $extractor = $extractor(single)?;)*
+                Ok(handler(message, lend(call.tx), $($extractor),*))
+            };
+            begun(begin(), outcome)
         }
     )*};
 }
@@ -59,19 +78,16 @@ begins! {
     begin_14(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J, k: K, l: L, m: M, n: N);
 }
 
-/// The rest of a handler that began. Its bound is outside of the macro above, for the compiler shows it to whoever holds
-/// something over an `.await` that is not `Send`.
-pub fn run<'a, Running, Returned>(
+fn begun<Running, Returned>(
     begun: Result<Running, CallError>,
-    outcome: fn(Returned) -> Result<(), CallError>,
-) -> HandlerFuture<'a>
+    outcome: fn(Returned) -> Called,
+) -> Begun<Running, Returned>
 where
-    Running: Future<Output = Returned> + Send + 'a,
-    Returned: 'a,
+    Running: Future<Output = Returned>,
 {
     match begun {
-        Ok(running) => Box::pin(running.map(outcome)),
-        Err(error) => Box::pin(ready(Err(error))),
+        Ok(running) => Either::Left(running.map(outcome)),
+        Err(error) => Either::Right(ready(Err(error))),
     }
 }
 

@@ -59,17 +59,24 @@ const _: () = {
             __incoming: &'a [__inbox::__private::Incoming<'_>],
             __tx: &'a mut __inbox::__private::Tx<Self::Db>,
         ) -> __inbox::__private::HandlerFuture<'a> {
-            __inbox::__private::run(
+            fn __begin(
+                __call: __inbox::__private::Call<
+                    '_,
+                    __inbox::__private::Tx<<r#move as __inbox::__private::Handler>::Db>,
+                >,
+            ) -> impl ::core::future::Future<Output = __inbox::__private::Called> + '_ {
                 __inbox::__private::begin_2(
-                    __incoming,
-                    __tx,
+                    __call,
                     <OrderPlaced as __inbox::__private::Message>::decode,
                     <Tx<Postgres> as __inbox::__private::HandlerTx>::lend,
                     <State<Rates> as __inbox::__private::FromDelivery>::from_delivery,
                     <Attempt<'_> as __inbox::__private::FromDelivery>::from_delivery,
                     r#move,
-                ),
-                <Outcome as __inbox::__private::HandlerOutcome>::into_outcome,
+                    <Outcome as __inbox::__private::HandlerOutcome>::into_outcome,
+                )
+            }
+            ::std::boxed::Box::pin(
+                __begin(__inbox::__private::Call::new(__incoming, __tx)),
             )
         }
     }

@@ -29,18 +29,29 @@ const _: () = {
             __incoming: &'a [::inbox_core::__private::Incoming<'_>],
             __tx: &'a mut ::inbox_core::__private::Tx<Self::Db>,
         ) -> ::inbox_core::__private::HandlerFuture<'a> {
-            ::inbox_core::__private::run(
+            fn __begin(
+                __call: ::inbox_core::__private::Call<
+                    '_,
+                    ::inbox_core::__private::Tx<
+                        <charge as ::inbox_core::__private::Handler>::Db,
+                    >,
+                >,
+            ) -> impl ::core::future::Future<
+                Output = ::inbox_core::__private::Called,
+            > + '_ {
                 ::inbox_core::__private::begin_0(
-                    __incoming,
-                    __tx,
+                    __call,
                     <OrderPlaced as ::inbox_core::__private::Message>::decode,
                     <Tx<Postgres> as ::inbox_core::__private::HandlerTx>::lend,
                     charge,
-                ),
-                <Result<
-                    (),
-                    BillingError,
-                > as ::inbox_core::__private::HandlerOutcome>::into_outcome,
+                    <Result<
+                        (),
+                        BillingError,
+                    > as ::inbox_core::__private::HandlerOutcome>::into_outcome,
+                )
+            }
+            ::std::boxed::Box::pin(
+                __begin(::inbox_core::__private::Call::new(__incoming, __tx)),
             )
         }
     }
