@@ -203,7 +203,7 @@ fn call(handler: &Handler<'_>, root: &Root, incoming: &Ident, tx: &Ident) -> Tok
     }
 }
 
-/// Decode, extract, call the function: one call of the framework's, for what stands here is compiled once per handler.
+/// Decode, extract, call the function: one expression, for what stands here is compiled once per handler.
 /// Claim and commit are the runtime's.
 fn steps(handler: &Handler<'_>, root: &Root, call: &Ident) -> TokenStream {
     let Handler {

@@ -1,7 +1,7 @@
 //! The work of a generated handler, one function for each number of extractors.
 //!
-//! A handler's own code is compiled once per handler. Here it is written once, so the attribute adds one expression with
-//! the steps as arguments: no block, no future and no branch that the compiler would check for every handler.
+//! A handler's own code is compiled once per handler. Here it is written once, so the attribute adds one call with the
+//! steps as arguments: no block, no coroutine and no branch that the compiler would check for every handler.
 
 use std::future::{Future, Ready, ready};
 
