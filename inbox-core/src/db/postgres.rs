@@ -52,6 +52,7 @@ pub struct PostgresStatements {
     claim: String,
     claim_many: String,
     fence: String,
+    fence_many: String,
     /// The lock timeout of a session as the pool hands it out.
     lock_timeout: String,
     /// Brings back the role that may read the claims, which a handler may have left for a narrower one.
@@ -91,6 +92,21 @@ struct Prepared {
     claim: String,
     claim_many: String,
     fence: String,
+    fence_many: String,
+}
+
+impl Prepared {
+    /// Names that no handler can have chosen.
+    fn new() -> Self {
+        let nonce = fastrand::u64(..);
+        let name = |what: &str| format!("inbox_{what}_{nonce:016x}");
+        Self {
+            claim: name("claim"),
+            claim_many: name("claim_many"),
+            fence: name("fence"),
+            fence_many: name("fence_many"),
+        }
+    }
 }
 
 impl InboxDatabase for Postgres {
@@ -168,7 +184,13 @@ impl InboxDatabase for Postgres {
         level(conn)?;
         let mut text = format!("BEGIN; {}; ", statements.restore_session);
         if let Some(prepared) = guard.prepared.take() {
-            for name in [prepared.claim, prepared.claim_many, prepared.fence] {
+            let Prepared {
+                claim,
+                claim_many,
+                fence,
+                fence_many,
+            } = prepared;
+            for name in [claim, claim_many, fence, fence_many] {
                 let _ = write!(text, "DEALLOCATE {name}; ");
             }
         }
@@ -461,24 +483,28 @@ impl PostgresStatements {
     ///
     /// Not when the session is taken from the pool: with the tables away it fails, and that is the claim's to tell.
     async fn prepare(&self, conn: &mut PgConnection) -> Result<Prepared, sqlx::Error> {
-        // Names that no handler can have chosen.
-        let nonce = fastrand::u64(..);
-        let prepared = Prepared {
-            claim: format!("inbox_claim_{nonce:016x}"),
-            claim_many: format!("inbox_claim_many_{nonce:016x}"),
-            fence: format!("inbox_fence_{nonce:016x}"),
-        };
-        let text = format!(
-            "PREPARE {} (text, text, text, text, text, text) AS {}; \
-             PREPARE {} (text[], text[], text[], text[], text[], text) AS {}; \
-             PREPARE {} (tid[], text[], text, text) AS {}",
-            prepared.claim,
-            self.claim,
-            prepared.claim_many,
-            self.claim_many,
-            prepared.fence,
-            self.fence
-        );
+        let prepared = Prepared::new();
+        let mut text = String::with_capacity(4096);
+        for (name, parameters, statement) in [
+            (
+                &prepared.claim,
+                "text, text, text, text, text, text",
+                &self.claim,
+            ),
+            (
+                &prepared.claim_many,
+                "text[], text[], text[], text[], text[], text",
+                &self.claim_many,
+            ),
+            (&prepared.fence, "tid, text, text, text", &self.fence),
+            (
+                &prepared.fence_many,
+                "tid[], text[], text, text",
+                &self.fence_many,
+            ),
+        ] {
+            let _ = write!(text, "PREPARE {name} ({parameters}) AS {statement}; ");
+        }
         run(conn, text).await?;
         Ok(prepared)
     }
@@ -492,15 +518,22 @@ impl PostgresStatements {
         done: &Done<'_>,
         nonce: &Nonce,
     ) -> usize {
-        text.extend([&self.own_role, "; EXECUTE ", &prepared.fence, "('"]);
-        text.extend([&guard.claim_rows, "','{"]);
-        for key in done.keys {
-            text.push('"');
+        text.extend([&self.own_role, "; EXECUTE "]);
+        if let [key] = done.keys {
+            let row = guard.claim_rows.trim_matches(['{', '"', '}']);
+            text.extend([&prepared.fence, "('", row, "','"]);
             write_hex(text, key.message_id.as_bytes());
-            text.push_str("\",");
+        } else {
+            text.extend([&prepared.fence_many, "('", &guard.claim_rows, "','{"]);
+            for key in done.keys {
+                text.push('"');
+                write_hex(text, key.message_id.as_bytes());
+                text.push_str("\",");
+            }
+            text.pop();
+            text.push('}');
         }
-        text.pop();
-        text.push_str("}','");
+        text.push_str("','");
         if let Some(key) = done.keys.first() {
             write_hex(text, key.consumer.as_bytes());
         }
@@ -710,9 +743,18 @@ impl PostgresStatements {
             is_dead: Statement::new(format!(
                 "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
             )),
-            // The rows are there, in the versions that this very transaction made; nothing else answers 1.
-            // Names are qualified: a handler's search path is still in force.
+            // The row is there, in the version that this very transaction made; nothing else answers 1. Names are
+            // qualified: a handler's search path is still in force. For one row alone, because the planner takes an
+            // array for many and would plan anew each time.
             fence: format!(
+                "SELECT 1 OPERATOR(pg_catalog./) pg_catalog.count(*), $4 FROM {processed} \
+                 WHERE ctid OPERATOR(pg_catalog.=) $1 \
+                 AND xmin OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()::pg_catalog.xid \
+                 AND {id} OPERATOR(pg_catalog.=) $2 AND {consumer} OPERATOR(pg_catalog.=) $3",
+                id = to_hex("message_id"),
+                consumer = to_hex("consumer_name"),
+            ),
+            fence_many: format!(
                 "SELECT 1 OPERATOR(pg_catalog./) (pg_catalog.count(*) OPERATOR(pg_catalog.=) \
                  pg_catalog.cardinality($1))::pg_catalog.int4, $4 FROM {processed} \
                  WHERE ctid OPERATOR(pg_catalog.=) ANY ($1) \
