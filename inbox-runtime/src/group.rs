@@ -33,6 +33,14 @@ pub(crate) struct Group<Db: InboxDatabase> {
     members: Vec<Member<Db>>,
 }
 
+/// What the session is for after a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GoesOn {
+    /// This message, or others beside it, need it again.
+    WithThisMessage,
+    WithWhatComesNext,
+}
+
 /// A message of a group.
 struct Member<Db: InboxDatabase> {
     job: Job<Db>,
@@ -118,25 +126,21 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
     }
 
-    /// Fence and COMMIT, and the claims of what comes next. Until COMMIT's answer is here its outcome is unknown, and
+    /// Fence and COMMIT, and, where the session goes on with it, the claims of what comes next. Until COMMIT's answer is here its outcome is unknown, and
     /// unknown is never acked.
     pub(crate) async fn seal(
         &mut self,
         session: &mut Session<Db>,
-        keys: &[ClaimKey<'_>],
-        have_failures: bool,
+        done: &Done<'_>,
+        goes_on: GoesOn,
     ) -> (Sealed, Option<Result<Vec<Claimed>, Fault>>) {
-        let done = Done {
-            keys,
-            have_failures,
+        let ahead = match goes_on {
+            GoesOn::WithWhatComesNext => self.ahead.as_ref(),
+            GoesOn::WithThisMessage => None,
         };
-        let order = self.ahead.as_ref().map(Group::order).unwrap_or_default();
-        let claims = self
-            .ahead
-            .as_ref()
-            .map(|group| group.claims(&order))
-            .unwrap_or_default();
-        let next = self.ahead.as_ref().map(|group| Claims {
+        let order = ahead.map(Group::order).unwrap_or_default();
+        let claims = ahead.map(|group| group.claims(&order)).unwrap_or_default();
+        let next = ahead.map(|group| Claims {
             begin: &group.handler.begin,
             claims: &claims,
         });
@@ -151,7 +155,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
         // A hung COMMIT (a missing synchronous standby) ends as "unknown", never with a cancel request, which could
         // turn it into a success that was not replicated.
-        let sealing = tokio::time::timeout(limit, session.seal(&done, next.as_ref())).await;
+        let sealing = tokio::time::timeout(limit, session.seal(done, next.as_ref())).await;
         let Ok((sealed, answer)) = sealing else {
             let hung = sqlx::Error::Protocol("COMMIT took longer than its limit".to_owned());
             return (Sealed::Unknown(hung), None);
@@ -246,14 +250,14 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
         };
         let mut is_duplicate = vec![false; group.members.len()];
-        let mut mark = None;
+        let mut won = None;
         for (member, answer) in order.iter().zip(answers) {
             match answer {
                 Claimed::Won {
                     attempts: 0,
                     dead: false,
-                    mark: of_claim,
-                } => mark = of_claim,
+                    mark,
+                } => won = mark.map(|mark| (*member, mark)),
                 Claimed::Duplicate => is_duplicate[*member] = true,
                 _ => {
                     // A message with a history goes alone.
@@ -294,9 +298,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 Called::TimedOut => {
                     // It may be in the middle of a statement: closing the connection ends that on the server too.
                     drop(session);
-                    return self
-                        .fall_back(group, winners[0], mark.as_deref(), false)
-                        .await;
+                    return self.fall_back(group, &is_duplicate, won, false).await;
                 }
                 other => {
                     let is_conflict = matches!(
@@ -305,9 +307,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                             if session.cause_of(error) == Some(ErrorClass::Transient)
                     );
                     self.put_back(session).await;
-                    return self
-                        .fall_back(group, winners[0], mark.as_deref(), is_conflict)
-                        .await;
+                    return self.fall_back(group, &is_duplicate, won, is_conflict).await;
                 }
             }
         }
@@ -325,7 +325,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             let claim = Claim::new(key, &group.members[member].job.envelope);
             if !matches!(compare_payloads(&claim, stored), Comparison::Done) {
                 drop(session);
-                return self.fall_back(group, member, None, false).await;
+                return self.fall_back(group, &is_duplicate, won, false).await;
             }
         }
         if winners.is_empty() {
@@ -336,7 +336,13 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
             self.look_ahead();
             let keys: Vec<ClaimKey<'_>> = winners.iter().map(|member| group.key(*member)).collect();
-            let (sealed, claimed) = self.seal(&mut session, &keys, false).await;
+            let done = Done {
+                keys: &keys,
+                have_failures: false,
+            };
+            let (sealed, claimed) = self
+                .seal(&mut session, &done, GoesOn::WithWhatComesNext)
+                .await;
             match sealed {
                 Sealed::Committed => {
                     for member in &winners {
@@ -351,9 +357,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 Sealed::Refused(error) => {
                     let is_conflict = Db::classify(&error) == ErrorClass::Transient;
                     self.put_back(session).await;
-                    return self
-                        .fall_back(group, winners[0], mark.as_deref(), is_conflict)
-                        .await;
+                    return self.fall_back(group, &is_duplicate, won, is_conflict).await;
                 }
                 Sealed::Unknown(error) => {
                     drop(session);
@@ -367,9 +371,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 _ => {
                     // Whatever is open on this session now is not ours: close it.
                     drop(session);
-                    return self
-                        .fall_back(group, winners[0], mark.as_deref(), false)
-                        .await;
+                    return self.fall_back(group, &is_duplicate, won, false).await;
                 }
             }
         }
@@ -388,15 +390,20 @@ impl<Db: InboxDatabase> Worker<Db> {
 
     /// After a transaction that did not succeed: whether a handler made it durable itself, for then the claims of its
     /// neighbours are durable too, and their work may be half done. If not, each goes alone.
+    ///
+    /// `won` is a member whose claim was made, and what recognises that transaction: one stands for all.
     async fn fall_back(
         &mut self,
         group: &mut Group<Db>,
-        claimed: usize,
-        mark: Option<&str>,
+        is_duplicate: &[bool],
+        won: Option<(usize, String)>,
         is_conflict: bool,
     ) -> usize {
         group.handler.sharing().note_failure(is_conflict);
         let shared = Arc::clone(&self.shared);
+        let Some((claimed, mark)) = won else {
+            return self.one_by_one(group).await;
+        };
         let Some(mut session) = self.session_when_available().await else {
             self.set_aside(group, Duration::ZERO);
             return 0;
@@ -404,18 +411,23 @@ impl<Db: InboxDatabase> Worker<Db> {
         let trace = limited(
             STATEMENT_LIMIT,
             "reading the claim",
-            session.trace(group.key(claimed), mark),
+            session.trace(group.key(claimed), Some(&mark)),
         )
         .await;
         match trace {
-            Ok(TraceOfClaim::Ours) if mark.is_some() => {
+            Ok(TraceOfClaim::Ours) => {
                 self.session = Some(session);
                 let failure = || {
                     Failure::of_handler(FailureText::new(
                         "a handler in the same transaction ended it; leave the transaction to the runtime",
                     ))
                 };
-                for member in std::mem::take(&mut group.members) {
+                let members = std::mem::take(&mut group.members);
+                for (member, is_duplicate) in members.into_iter().zip(is_duplicate) {
+                    if *is_duplicate {
+                        group.members.push(member);
+                        continue;
+                    }
                     let attempt = Attempt {
                         job: &member.job,
                         registered: &group.handler,
@@ -426,7 +438,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                     let job = self.end(member, ending);
                     shared.settle(vec![job]).await;
                 }
-                0
+                self.one_by_one(group).await
             }
             Ok(_) => {
                 self.session = Some(session);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use inbox_core::{
-    CallError, Claim, ClaimKey, Claimed, Claims, DeadLetter, DeadLetterReason, ErrorClass,
+    CallError, Claim, ClaimKey, Claimed, Claims, DeadLetter, DeadLetterReason, Done, ErrorClass,
     ExistingEntry, FailureText, HandlerError, IdProblem, InboxDatabase, Incoming, MessageId,
     Sealed, Session, TraceOfClaim,
 };
@@ -18,6 +18,7 @@ use tracing::Instrument as _;
 
 use crate::backoff;
 use crate::gate::Pass;
+use crate::group::GoesOn;
 use crate::job::{Job, Outcome, Share, Status, Wait};
 use crate::route::Registered;
 use crate::testing::Step;
@@ -393,12 +394,17 @@ impl<Db: InboxDatabase> Worker<Db> {
         let shared = Arc::clone(&self.shared);
         let swallowed = session.last_statement_error().map(str::to_owned);
         shared.hook.reach(Step::BeforeCommit, attempt.id.as_str());
-        if self.may_look_ahead {
+        let goes_on = if self.may_look_ahead {
             self.look_ahead();
-        }
-        let (sealed, claimed) = self
-            .seal(&mut session, &[attempt.key()], won.attempts > 0)
-            .await;
+            GoesOn::WithWhatComesNext
+        } else {
+            GoesOn::WithThisMessage
+        };
+        let done = Done {
+            keys: &[attempt.key()],
+            have_failures: won.attempts > 0,
+        };
+        let (sealed, claimed) = self.seal(&mut session, &done, goes_on).await;
         let failure = match sealed {
             Sealed::Committed => {
                 shared.hook.reach(Step::AfterCommit, attempt.id.as_str());

@@ -97,6 +97,31 @@ impl<Db: TestDatabase + ScriptDatabase> Crowd<Db> {
             assert_eq!(self.stage.acks("m-60"), 1);
         }
     }
+
+    /// m-60 made its neighbours' claims durable with its own: each has its effect or is told.
+    async fn lost_nobody(&self) {
+        assert!(
+            self.steps.most_in_one_transaction() > 1,
+            "nothing was shared"
+        );
+        let dead = self.sandbox.dead_letters().await;
+        assert!(dead.iter().all(|reason| reason == "escaped"), "{dead:?}");
+        let told = Db::texts(
+            &self.sandbox.pool,
+            "SELECT message_id FROM inbox_dead_letters",
+        )
+        .await;
+        assert!(told.contains(&id(60)), "{told:?}");
+        for number in 0..MANY {
+            let id = id(number);
+            let rows = self.sandbox.ledger_rows(&id).await;
+            assert!(
+                rows == 1 || (rows == 0 && told.contains(&id)),
+                "{id}: {rows} rows"
+            );
+            assert_eq!(self.stage.acks(&id), 1, "{id}");
+        }
+    }
 }
 
 on_each_database! {
@@ -211,6 +236,40 @@ on_each_database! {
     }
 }
 
+mod on_sqlite {
+    use super::*;
+    use sqlx::Sqlite;
+
+    /// Like `charge`; m-60 takes away the hook that prevents its COMMIT.
+    #[inbox_handler(consumer = "billing")]
+    async fn unhooks(
+        order: OrderPlaced,
+        tx: &mut Tx<Sqlite>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(Sqlite, order, id, tx);
+        if id.as_str() == "m-60" {
+            tx.lock_handle().await?.set_commit_hook(|| true);
+        }
+        script.play(&id, tx).await
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_handler_commits_for_all_is_told_and_nobody_is_lost() {
+        let steps = [run("COMMIT"), Step::Fail("out of stock")];
+        let crowd = Crowd::of(
+            unhooks::handler(),
+            Script::default().always("m-60", steps),
+            16,
+        )
+        .await;
+        crowd.deliver(1).await;
+        crowd.lost_nobody().await;
+        crowd.stage.stop().await;
+    }
+}
+
 mod on_postgres {
     use super::postgres::crowd;
     use super::*;
@@ -218,6 +277,35 @@ mod on_postgres {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_swallowed_error_is_found_out_alone() {
         let crowd = crowd(Script::default().always("m-60", [swallow("SELECT 1/0")])).await;
+        crowd.harmed_nobody(&["attempts_exhausted"]).await;
+        crowd.stage.stop().await;
+    }
+
+    /// The claims of what comes next were to travel with the commit. They must not be made twice, and no other session
+    /// may wait for them.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_commit_that_is_refused_holds_nobody_up() {
+        let sandbox = sqlx::Postgres::fresh(2).await;
+        let child = "CREATE TABLE child (account text REFERENCES accounts (id) DEFERRABLE INITIALLY DEFERRED)";
+        sqlx::Postgres::run(&sandbox.pool, child).await;
+        let orphan = run("INSERT INTO child VALUES ('nobody')");
+        let script = Script::default().always("m-60", [orphan]);
+        let steps = Steps::default();
+        let seen = steps.clone();
+        let handler = super::postgres::charge::handler();
+        let stage = Stage::start(&sandbox.pool, script, handler, |builder| {
+            builder
+                .prefetch(64)
+                .claim_wait(std::time::Duration::from_secs(120))
+                .on_step(move |step, _| seen.0.lock().unwrap().push(step))
+        })
+        .await;
+        let crowd = Crowd {
+            sandbox,
+            stage,
+            steps,
+        };
+        crowd.deliver(1).await;
         crowd.harmed_nobody(&["attempts_exhausted"]).await;
         crowd.stage.stop().await;
     }
@@ -231,27 +319,7 @@ mod on_postgres {
             vec![run("COMMIT"), Step::Fail("out of stock")],
         ] {
             let crowd = crowd(Script::default().always("m-60", steps)).await;
-            assert!(
-                crowd.steps.most_in_one_transaction() > 1,
-                "nothing was shared"
-            );
-            let dead = crowd.sandbox.dead_letters().await;
-            assert!(dead.iter().all(|reason| reason == "escaped"), "{dead:?}");
-            let told = sqlx::Postgres::texts(
-                &crowd.sandbox.pool,
-                "SELECT message_id FROM inbox_dead_letters",
-            )
-            .await;
-            assert!(told.contains(&id(60)), "{told:?}");
-            for number in 0..MANY {
-                let id = id(number);
-                let rows = crowd.sandbox.ledger_rows(&id).await;
-                assert!(
-                    rows == 1 || (rows == 0 && told.contains(&id)),
-                    "{id}: {rows} rows"
-                );
-                assert_eq!(crowd.stage.acks(&id), 1, "{id}");
-            }
+            crowd.lost_nobody().await;
             crowd.stage.stop().await;
         }
     }
