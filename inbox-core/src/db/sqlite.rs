@@ -62,6 +62,8 @@ pub struct SqliteGuard {
     busy_timeout: i64,
     /// The temporary tables, views and triggers that the session had then.
     temporary: Vec<(String, String)>,
+    /// Its settings and databases then.
+    settings: String,
 }
 
 impl InboxDatabase for Sqlite {
@@ -160,6 +162,7 @@ impl InboxDatabase for Sqlite {
             .await?;
         set_busy_timeout(conn, milliseconds(statements.claim_wait)).await?;
         let temporary = temporary(conn).await?;
+        let settings = settings(conn).await?;
         let armed = Arc::new(AtomicBool::new(false));
         let interrupted = Arc::new(AtomicBool::new(false));
         let mut handle = conn.lock_handle().await?;
@@ -177,6 +180,7 @@ impl InboxDatabase for Sqlite {
             fence: String::new(),
             busy_timeout,
             temporary,
+            settings,
         })
     }
 
@@ -191,6 +195,7 @@ impl InboxDatabase for Sqlite {
             handle.remove_progress_handler();
         }
         drop_leftovers(conn, guard).await?;
+        same_settings(conn, guard).await?;
         set_busy_timeout(conn, guard.busy_timeout).await
     }
 
@@ -231,6 +236,7 @@ impl InboxDatabase for Sqlite {
         text: &Arc<str>,
     ) -> Result<(), sqlx::Error> {
         SqliteTransactionManager::begin(conn, Some(driver_text(text))).await?;
+        same_settings(conn, guard).await?;
         // Before the first write: a handler's temporary trigger could swallow it.
         let temporary: i64 = sqlx::query_scalar(COUNT_TEMPORARY)
             .fetch_one(&mut *conn)
@@ -272,9 +278,11 @@ impl InboxDatabase for Sqlite {
 
     async fn roll_back(
         conn: &mut SqliteConnection,
-        _guard: &mut SqliteGuard,
+        guard: &mut SqliteGuard,
     ) -> Result<(), sqlx::Error> {
-        roll_back_all::<Self>(conn).await
+        roll_back_all::<Self>(conn).await?;
+        // Here and not with the next BEGIN, so that the failure that led here is counted, on another session.
+        same_settings(conn, guard).await
     }
 
     fn is_known_rollback(error: &sqlx::Error) -> bool {
@@ -520,6 +528,41 @@ async fn set_busy_timeout(
     milliseconds: i64,
 ) -> Result<(), sqlx::Error> {
     execute(conn, format!("PRAGMA busy_timeout = {milliseconds}")).await
+}
+
+/// What a handler can change for those who come after it on its connection: databases and settings. SQLite has no
+/// way to take it all back.
+const SETTINGS: &str = "SELECT (SELECT group_concat(name || '=' || file) FROM pragma_database_list WHERE name <> 'temp') \
+     || ',' || (SELECT * FROM pragma_foreign_keys) \
+     || ',' || (SELECT * FROM pragma_recursive_triggers) \
+     || ',' || (SELECT * FROM pragma_ignore_check_constraints) \
+     || ',' || (SELECT * FROM pragma_query_only) \
+     || ',' || (SELECT * FROM pragma_locking_mode) \
+     || ',' || (SELECT * FROM pragma_read_uncommitted) \
+     || ',' || (SELECT * FROM pragma_reverse_unordered_selects) \
+     || ',' || (SELECT * FROM pragma_trusted_schema) \
+     || ',' || (SELECT * FROM pragma_legacy_alter_table) \
+     || ',' || (SELECT * FROM pragma_writable_schema) \
+     || ',' || (SELECT * FROM pragma_automatic_index) \
+     || ',' || (SELECT * FROM pragma_cell_size_check) \
+     || ',' || (SELECT * FROM pragma_secure_delete) \
+     || ',' || (SELECT * FROM pragma_synchronous)";
+
+async fn settings(conn: &mut SqliteConnection) -> Result<String, sqlx::Error> {
+    sqlx::query_scalar(SETTINGS).fetch_one(conn).await
+}
+
+/// An error when a handler changed what cannot be taken back: the session is closed then.
+async fn same_settings(
+    conn: &mut SqliteConnection,
+    guard: &SqliteGuard,
+) -> Result<(), sqlx::Error> {
+    if settings(conn).await? == guard.settings {
+        return Ok(());
+    }
+    Err(sqlx::Error::Protocol(
+        "a handler changed the settings or databases of its session (PRAGMA, ATTACH)".to_owned(),
+    ))
 }
 
 /// Temporary tables, views and triggers; what SQLite makes for itself goes with them.

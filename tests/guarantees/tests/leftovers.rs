@@ -343,6 +343,63 @@ mod on_sqlite {
         script.play(&id, tx).await
     }
 
+    /// SQLite cannot take these back, so the session is closed, and nobody else sees them.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn settings_and_databases_of_a_handler_end_with_its_message() {
+        for (change, look) in [
+            (
+                "PRAGMA recursive_triggers = ON",
+                "SELECT * FROM pragma_recursive_triggers",
+            ),
+            (
+                "PRAGMA ignore_check_constraints = ON",
+                "SELECT * FROM pragma_ignore_check_constraints",
+            ),
+            ("PRAGMA query_only = ON", "SELECT * FROM pragma_query_only"),
+            (
+                "PRAGMA locking_mode = EXCLUSIVE",
+                "SELECT locking_mode = 'exclusive' FROM pragma_locking_mode",
+            ),
+            (
+                "ATTACH ':memory:' AS other",
+                "SELECT count(*) FROM pragma_database_list WHERE name = 'other'",
+            ),
+        ] {
+            for end in [None, Some(Step::Fail("out of stock"))] {
+                let sandbox = Sqlite::fresh(2).await;
+                let fails = end.is_some();
+                let script = Script::default()
+                    .always("m-1", [Some(swallow(change)), end].into_iter().flatten())
+                    .always("m-2", [run(look)]);
+                let stage =
+                    Stage::start(&sandbox.pool, script, charge::handler(), |builder| builder).await;
+                stage.deliver("m-1").await;
+                stage.deliver("m-2").await;
+                assert_eq!(stage.script.answers("m-2"), ["0"], "{change}");
+                assert_eq!(sandbox.attempts("m-2").await, 0, "{change}");
+                sandbox.assert_stored_once("m-2").await;
+                assert_eq!(
+                    sandbox.dead_letters().await.len(),
+                    usize::from(fails),
+                    "{change}"
+                );
+                stage.stop().await;
+                let mut first = sandbox.pool.acquire().await.unwrap();
+                let mut second = sandbox.pool.acquire().await.unwrap();
+                for conn in [&mut first, &mut second] {
+                    let value: i64 = sqlx::query_scalar(look)
+                        .fetch_one(&mut **conn)
+                        .await
+                        .unwrap();
+                    assert_eq!(value, 0, "{change}");
+                    conn.execute("UPDATE accounts SET balance = balance")
+                        .await
+                        .unwrap();
+                }
+            }
+        }
+    }
+
     /// m-1 leaves a temporary trigger that swallows what is written to a table of ours.
     async fn swallowing(table: &str) -> (Sandbox<Sqlite>, Stage) {
         let sandbox = Sqlite::fresh(2).await;
