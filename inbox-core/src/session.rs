@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::Pool;
 
 use crate::db::{
-    ClaimKey, Claimed, Claims, Done, ErrorClass, InboxDatabase, Sealed, TraceOfClaim, uneven_depth,
+    ClaimKey, Claimed, Claims, Done, ErrorClass, InboxDatabase, Sealed, TraceOfClaim, level,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::error::HandlerError;
@@ -141,11 +141,7 @@ impl<Db: InboxDatabase> Session<Db> {
     ///
     /// What the database answers; [`InboxDatabase::is_known_rollback`] tells what it means.
     pub async fn commit(&mut self) -> Result<(), sqlx::Error> {
-        if let Some(depth) = uneven_depth::<Db>(self.tx.conn()) {
-            return Err(sqlx::Error::Protocol(format!(
-                "COMMIT at transaction depth {depth}"
-            )));
-        }
+        level::<Db>(self.tx.conn())?;
         Db::commit(self.tx.conn(), &mut self.guard).await
     }
 

@@ -199,10 +199,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         self.may_look_ahead = true;
         let cut_off = self.pass(job, Some(admitted), opened).await;
         self.may_look_ahead = false;
-        group
-            .handler
-            .sharing()
-            .note_success(1, begun.elapsed() < LONG);
+        group.handler.sharing().note_end(1, begun.elapsed() < LONG);
         usize::from(cut_off)
     }
 
@@ -352,7 +349,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                     handler.note_success();
                     handler
                         .sharing()
-                        .note_success(group.members.len(), begun.elapsed() < LONG);
+                        .note_end(group.members.len(), begun.elapsed() < LONG);
                 }
                 Sealed::Refused(error) => {
                     let is_conflict = Db::classify(&error) == ErrorClass::Transient;
@@ -361,11 +358,8 @@ impl<Db: InboxDatabase> Worker<Db> {
                 }
                 Sealed::Unknown(error) => {
                     drop(session);
-                    let text = FailureText::of_error(&error);
-                    for member in group.members.drain(..) {
-                        let job = self.end(member, unknown(text.as_str()));
-                        shared.settle(vec![job]).await;
-                    }
+                    let ending = unknown(FailureText::of_error(&error).as_str());
+                    self.end_all(group, ending).await;
                     return 0;
                 }
                 _ => {
@@ -445,10 +439,8 @@ impl<Db: InboxDatabase> Worker<Db> {
                 self.one_by_one(group).await
             }
             Err(fault) => {
-                for member in group.members.drain(..) {
-                    let job = self.end(member, uncounted("reading the claim", &fault));
-                    shared.settle(vec![job]).await;
-                }
+                self.end_all(group, uncounted("reading the claim", &fault))
+                    .await;
                 0
             }
         }
@@ -462,6 +454,13 @@ impl<Db: InboxDatabase> Worker<Db> {
             cut_off += usize::from(self.pass(job, Some(admitted), None).await);
         }
         cut_off
+    }
+
+    /// Ends all members alike.
+    async fn end_all(&mut self, group: &mut Group<Db>, ending: Ending) {
+        let members = group.members.drain(..);
+        let jobs = members.map(|member| self.end(member, ending)).collect();
+        self.shared.settle(jobs).await;
     }
 
     /// Notes the end of an attempt in the job; the gate is free from here on.

@@ -105,8 +105,8 @@ impl Sharing {
         self.now.load(Ordering::Relaxed)
     }
 
-    /// A transaction of so many messages succeeded.
-    pub(crate) fn note_success(&self, messages: usize, is_quick: bool) {
+    /// A transaction of so many messages ended, without a failure where several shared it.
+    pub(crate) fn note_end(&self, messages: usize, is_quick: bool) {
         if self.most == 1 {
             return;
         }

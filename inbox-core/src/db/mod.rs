@@ -455,6 +455,17 @@ pub(crate) fn uneven_depth<Db: InboxDatabase>(conn: &Db::Connection) -> Option<u
     (depth != 1).then_some(depth)
 }
 
+/// An error unless the driver counts the one transaction that it was told of. A savepoint of a handler that failed can
+/// have left it at another depth, and then it would take a savepoint for a transaction.
+pub(crate) fn level<Db: InboxDatabase>(conn: &Db::Connection) -> Result<(), sqlx::Error> {
+    match uneven_depth::<Db>(conn) {
+        None => Ok(()),
+        Some(depth) => Err(sqlx::Error::Protocol(format!(
+            "the driver is at transaction depth {depth} instead of 1"
+        ))),
+    }
+}
+
 /// A text for the driver. Safe: ours are built from checked names and numbers.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn driver_text(text: &Arc<str>) -> sqlx::SqlStr {

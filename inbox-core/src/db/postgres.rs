@@ -12,7 +12,7 @@ use sqlx_core::transaction::TransactionManager;
 use super::executor::executor_for_tx;
 use super::{
     Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Finding, InboxDatabase, Inspection,
-    MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations,
+    MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, level, migrations,
     roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
@@ -181,7 +181,7 @@ impl InboxDatabase for Postgres {
         statements: &PostgresStatements,
         guard: &mut PostgresGuard,
     ) -> Result<(), sqlx::Error> {
-        level(conn)?;
+        level::<Self>(conn)?;
         let mut text = format!("BEGIN; {}; ", statements.restore_session);
         if let Some(prepared) = guard.prepared.take() {
             let Prepared {
@@ -227,7 +227,7 @@ impl InboxDatabase for Postgres {
         guard: &mut PostgresGuard,
         claims: &Claims<'_>,
     ) -> Result<Vec<Claimed>, sqlx::Error> {
-        level(conn)?;
+        level::<Self>(conn)?;
         let prepared = match &guard.prepared {
             Some(prepared) => prepared,
             None => guard.prepared.insert(statements.prepare(conn).await?),
@@ -252,7 +252,7 @@ impl InboxDatabase for Postgres {
         guard: &mut PostgresGuard,
         text: &Arc<str>,
     ) -> Result<(), sqlx::Error> {
-        level(conn)?;
+        level::<Self>(conn)?;
         guard.is_open = true;
         run(conn, Arc::clone(text)).await
     }
@@ -322,7 +322,7 @@ impl InboxDatabase for Postgres {
         while PgTransactionManager::get_transaction_depth(conn) > 1 {
             PgTransactionManager::rollback(conn).await?;
         }
-        level(conn)?;
+        level::<Self>(conn)?;
         if guard.is_open {
             // What follows on this session must get its own answers.
             let nonce = Nonce::new();
@@ -524,14 +524,9 @@ impl PostgresStatements {
             text.extend([&prepared.fence, "('", row, "','"]);
             write_hex(text, key.message_id.as_bytes());
         } else {
-            text.extend([&prepared.fence_many, "('", &guard.claim_rows, "','{"]);
-            for key in done.keys {
-                text.push('"');
-                write_hex(text, key.message_id.as_bytes());
-                text.push_str("\",");
-            }
-            text.pop();
-            text.push('}');
+            text.extend([&prepared.fence_many, "('", &guard.claim_rows, "','"]);
+            let ids = done.keys.iter().map(|key| Some(key.message_id.as_bytes()));
+            write_hex_array(text, ids);
         }
         text.push_str("','");
         if let Some(key) = done.keys.first() {
@@ -572,19 +567,12 @@ impl PostgresStatements {
         }
         text.extend([prepared.claim_many.as_str(), "("]);
         for part in 0..CLAIM_PARTS {
-            text.push_str("'{");
-            for claim in claims.claims {
-                match claim_parts(claim)[part] {
-                    Some(bytes) => {
-                        text.push('"');
-                        write_hex(text, bytes);
-                        text.push_str("\",");
-                    }
-                    None => text.push_str("NULL,"),
-                }
-            }
-            text.pop();
-            text.push_str("}',");
+            text.push('\'');
+            write_hex_array(
+                text,
+                claims.claims.iter().map(|claim| claim_parts(claim)[part]),
+            );
+            text.push_str("',");
         }
         // Not in the claim: it would be changed between two of them.
         text.extend([
@@ -716,6 +704,18 @@ impl PostgresStatements {
              (SELECT counted.attempts FROM {attempts} AS counted WHERE (counted.message_id, counted.consumer_name) = \
              (claimed.message_id, claimed.consumer_name)) AS attempts, $6, pg_catalog.pg_advisory_unlock_all()"
         );
+        // The rows are there, in the versions that this very transaction made; nothing else answers 1. Names are
+        // qualified: a handler's search path is still in force.
+        let fence = |all: &str, places: &str, ids: &str| {
+            format!(
+                "SELECT 1 OPERATOR(pg_catalog./) {all}, $4 FROM {processed} \
+                 WHERE ctid OPERATOR(pg_catalog.=) {places} \
+                 AND xmin OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()::pg_catalog.xid \
+                 AND {id} OPERATOR(pg_catalog.=) {ids} AND {consumer} OPERATOR(pg_catalog.=) $3",
+                id = to_hex("message_id"),
+                consumer = to_hex("consumer_name"),
+            )
+        };
         Self {
             // The lock timeout is for the claim alone and ends with it (a duplicate ends the transaction).
             claim: format!(
@@ -743,25 +743,12 @@ impl PostgresStatements {
             is_dead: Statement::new(format!(
                 "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL)"
             )),
-            // The row is there, in the version that this very transaction made; nothing else answers 1. Names are
-            // qualified: a handler's search path is still in force. For one row alone, because the planner takes an
-            // array for many and would plan anew each time.
-            fence: format!(
-                "SELECT 1 OPERATOR(pg_catalog./) pg_catalog.count(*), $4 FROM {processed} \
-                 WHERE ctid OPERATOR(pg_catalog.=) $1 \
-                 AND xmin OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()::pg_catalog.xid \
-                 AND {id} OPERATOR(pg_catalog.=) $2 AND {consumer} OPERATOR(pg_catalog.=) $3",
-                id = to_hex("message_id"),
-                consumer = to_hex("consumer_name"),
-            ),
-            fence_many: format!(
-                "SELECT 1 OPERATOR(pg_catalog./) (pg_catalog.count(*) OPERATOR(pg_catalog.=) \
-                 pg_catalog.cardinality($1))::pg_catalog.int4, $4 FROM {processed} \
-                 WHERE ctid OPERATOR(pg_catalog.=) ANY ($1) \
-                 AND xmin OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()::pg_catalog.xid \
-                 AND {id} OPERATOR(pg_catalog.=) ANY ($2) AND {consumer} OPERATOR(pg_catalog.=) $3",
-                id = to_hex("message_id"),
-                consumer = to_hex("consumer_name"),
+            // For one row alone, because the planner takes an array for many and would plan anew each time.
+            fence: fence("pg_catalog.count(*)", "$1", "$2"),
+            fence_many: fence(
+                "(pg_catalog.count(*) OPERATOR(pg_catalog.=) pg_catalog.cardinality($1))::pg_catalog.int4",
+                "ANY ($1)",
+                "ANY ($2)",
             ),
             own_role: effective.own_role.clone(),
             durable: format!(
@@ -820,6 +807,23 @@ fn write_hex(text: &mut String, bytes: &[u8]) {
             text.push(char::from_digit(digit.into(), 16).unwrap_or_default());
         }
     }
+}
+
+/// An array of at least one text.
+fn write_hex_array<'a>(text: &mut String, elements: impl Iterator<Item = Option<&'a [u8]>>) {
+    text.push('{');
+    for element in elements {
+        match element {
+            Some(bytes) => {
+                text.push('"');
+                write_hex(text, bytes);
+                text.push_str("\",");
+            }
+            None => text.push_str("NULL,"),
+        }
+    }
+    text.pop();
+    text.push('}');
 }
 
 const CLAIM_PARTS: usize = 5;
@@ -895,17 +899,6 @@ impl Answers {
             }
         }
         answers
-    }
-}
-
-/// The driver must count the one transaction that it was told of. A savepoint of a handler that failed can have left
-/// it at another depth, and then it would take a savepoint for a transaction.
-fn level(conn: &PgConnection) -> Result<(), sqlx::Error> {
-    match uneven_depth::<Postgres>(conn) {
-        None => Ok(()),
-        Some(depth) => Err(sqlx::Error::Protocol(format!(
-            "the driver is at transaction depth {depth} instead of 1"
-        ))),
     }
 }
 
