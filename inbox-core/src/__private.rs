@@ -5,10 +5,13 @@ mod call;
 
 pub use call::*;
 
+pub use crate::batch::{FromBatch, Messages};
 pub use crate::db::InboxDatabase;
 pub use crate::error::{CallError, HandlerOutcome};
 pub use crate::extract::{FromDelivery, Requirements};
-pub use crate::handler::{DedupKey, Handler, HandlerFuture, HandlerSpec, Isolation, Rejected};
+pub use crate::handler::{
+    BatchLimits, DedupKey, Handler, HandlerFuture, HandlerSpec, Isolation, OrderBy, Rejected,
+};
 pub use crate::incoming::Incoming;
 pub use crate::message::Message;
 pub use crate::tx::{HandlerTx, Tx};

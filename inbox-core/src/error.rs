@@ -200,6 +200,10 @@ pub enum CallError {
     /// The message's: it becomes a dead letter at once.
     #[error(transparent)]
     Decode(#[from] DecodeError),
+    /// Those of a batch at these positions: each takes the path of a single message, the others are tried without
+    /// them.
+    #[error("some messages of the batch cannot be decoded")]
+    DecodeSome(Vec<usize>),
     /// The configuration's: the message is kept and tried again, never dead-lettered for it.
     #[error(transparent)]
     Extract(#[from] ExtractError),

@@ -65,6 +65,10 @@ pub struct HandlerSpec {
     /// share one, and when that fails each is tried alone, so that what a handler does outside of its
     /// transaction can happen once more.
     pub own_transaction: bool,
+    /// What orders its messages among each other; `None`: the source's own key, where it has one.
+    pub order_by: Option<OrderBy>,
+    /// How many messages one call takes at most; `None`: the handler takes one message.
+    pub batch: Option<BatchLimits>,
 }
 
 impl HandlerSpec {
@@ -88,6 +92,8 @@ impl HandlerSpec {
             max_attempts: 5,
             isolation: Isolation::ReadCommitted,
             own_transaction: false,
+            order_by: None,
+            batch: None,
         }
     }
 
@@ -133,6 +139,20 @@ impl HandlerSpec {
         self
     }
 
+    /// Sets what orders its messages among each other.
+    #[must_use]
+    pub const fn order_by(mut self, by: OrderBy) -> Self {
+        self.order_by = Some(by);
+        self
+    }
+
+    /// Sets how many messages one call takes.
+    #[must_use]
+    pub const fn batch(mut self, limits: BatchLimits) -> Self {
+        self.batch = Some(limits);
+        self
+    }
+
     /// Sets the isolation level.
     #[must_use]
     pub const fn isolation(mut self, isolation: Isolation) -> Self {
@@ -155,6 +175,48 @@ pub enum DedupKey {
     Payload(&'static str),
     /// `source` and `id` of a CloudEvent, which are unique together (CloudEvents 1.0.2, section `id`).
     CloudEvents,
+}
+
+/// What orders messages among each other. Messages with the same value go to one worker, one after another.
+///
+/// A message without the value, or whose value is no text and no integer, is ordered with no other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OrderBy {
+    /// [`Envelope::key`](crate::Envelope::key): what the broker itself calls the key, the group or the routing key.
+    Key,
+    /// The value of a header.
+    Header(&'static str),
+    /// The string or integer at a JSON pointer (RFC 6901) into the payload.
+    Payload(&'static str),
+}
+
+/// How many messages one call of a batch handler takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BatchLimits {
+    /// The most messages of a call.
+    pub max: usize,
+    /// How long a batch that is not full waits for more messages. Default zero: it takes what waits already.
+    pub linger: Duration,
+}
+
+impl BatchLimits {
+    /// At most `max` messages, without waiting for more.
+    #[must_use]
+    pub const fn new(max: usize) -> Self {
+        Self {
+            max,
+            linger: Duration::ZERO,
+        }
+    }
+
+    /// Sets how long a batch that is not full waits.
+    #[must_use]
+    pub const fn linger(mut self, linger: Duration) -> Self {
+        self.linger = linger;
+        self
+    }
 }
 
 /// The isolation level of a handler's transaction.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::value::RawValue;
 
 use crate::envelope::Envelope;
-use crate::handler::DedupKey;
+use crate::handler::{DedupKey, OrderBy};
 
 /// The longest message id, in bytes; the same on every database.
 pub const MAX_ID_BYTES: usize = 255;
@@ -238,6 +238,16 @@ impl Envelope {
                 check(&place, &found)?;
                 check(&place, &format!("{scope}/{found}"))
             }
+        }
+    }
+
+    /// The value that orders this message among others, if it has one that is text or an integer.
+    #[must_use]
+    pub fn order_key(&self, by: OrderBy) -> Option<Cow<'_, str>> {
+        match by {
+            OrderBy::Key => self.key.as_deref().map(Cow::Borrowed),
+            OrderBy::Header(name) => self.header_text(name).ok().flatten(),
+            OrderBy::Payload(pointer) => self.payload_text(pointer).ok().map(|(_, text)| text),
         }
     }
 

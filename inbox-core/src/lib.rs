@@ -15,6 +15,7 @@
 
 #[doc(hidden)]
 pub mod __private;
+mod batch;
 mod consumer;
 mod db;
 mod dead_letter;
@@ -32,10 +33,11 @@ mod source;
 mod tables;
 mod tx;
 
+pub use batch::{Batch, Batched, FromBatch, Messages};
 pub use consumer::{ConsumerName, InvalidConsumerName};
 pub use db::{
-    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Finding, InboxDatabase, Inspection,
-    MigrationError, PayloadHash, Requisites, Sealed, Severity, TraceOfClaim,
+    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Existing, Finding, InboxDatabase,
+    Inspection, MigrationError, PayloadHash, Requisites, Sealed, Severity, TraceOfClaim,
 };
 pub use dead_letter::{DeadLetter, DeadLetterReason, ExistingEntry, FailureText};
 pub use delivery::Delivery;
@@ -47,7 +49,7 @@ pub use extract::{
     Attempt, FromDelivery, IdempotencyKey, Requirements, SharedState, State, StateMap,
     StateRequirement,
 };
-pub use handler::{DedupKey, Handler, HandlerFuture, HandlerSpec, Isolation};
+pub use handler::{BatchLimits, DedupKey, Handler, HandlerFuture, HandlerSpec, Isolation, OrderBy};
 pub use identity::{
     CLOUD_EVENTS_JSON, IdProblem, IdSource, InvalidMessageId, MAX_ID_BYTES, MessageId,
     broker_side_identifier,

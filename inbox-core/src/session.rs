@@ -5,7 +5,8 @@ use std::time::Duration;
 use sqlx::Pool;
 
 use crate::db::{
-    ClaimKey, Claimed, Claims, Done, ErrorClass, InboxDatabase, Sealed, TraceOfClaim, level,
+    ClaimKey, Claimed, Claims, Done, ErrorClass, Existing, InboxDatabase, Sealed, TraceOfClaim,
+    level,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::error::HandlerError;
@@ -154,16 +155,37 @@ impl<Db: InboxDatabase> Session<Db> {
         Db::roll_back(self.tx.conn(), &mut self.guard).await
     }
 
-    /// The payload hash of an existing claim; outer `None`: the claim is gone.
+    /// What is there under keys that could not be claimed, in their order.
     ///
     /// # Errors
     ///
     /// What the database answers.
-    pub async fn payload_hash(
+    pub async fn existing(&mut self, keys: &[ClaimKey<'_>]) -> Result<Vec<Existing>, sqlx::Error> {
+        let statements = &self.layout.statements;
+        Db::existing(self.tx.conn(), statements, &mut self.guard, keys).await
+    }
+
+    /// Ends a transaction that has won no claim: answers what is there under its keys, rolls back, and claims `next`.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers; the session must not be used any more.
+    pub async fn dismiss(
         &mut self,
-        key: ClaimKey<'_>,
-    ) -> Result<Option<Option<Vec<u8>>>, sqlx::Error> {
-        Db::payload_hash(self.tx.conn(), &self.layout.statements, key).await
+        keys: &[ClaimKey<'_>],
+        next: Option<&Claims<'_>>,
+    ) -> Result<(Vec<Existing>, Option<Result<Vec<Claimed>, sqlx::Error>>), sqlx::Error> {
+        let statements = &self.layout.statements;
+        Db::dismiss(self.tx.conn(), statements, &mut self.guard, keys, next).await
+    }
+
+    /// Waits until everything that was committed before on this session is durable.
+    ///
+    /// # Errors
+    ///
+    /// Then nobody knows what is durable; the session must not be used any more.
+    pub async fn flush(&mut self) -> Result<(), sqlx::Error> {
+        Db::flush(self.tx.conn(), &self.layout.statements, &mut self.guard).await
     }
 
     /// Whether a claim is committed, outside any transaction.

@@ -54,6 +54,9 @@ pub struct Capabilities {
     pub counts_hand_backs: bool,
     /// How long the broker waits for a settle before it takes the delivery away; `None`: no limit is known.
     pub settle_window: Option<Duration>,
+    /// Whether [`Envelope::key`](crate::Envelope::key) says which messages have to stay in order (a partition key, a
+    /// message group), so that it orders them for handlers without an `order_by` of their own.
+    pub orders_by_key: bool,
 }
 
 impl Capabilities {
@@ -64,6 +67,7 @@ impl Capabilities {
             longest_delay: None,
             counts_hand_backs: true,
             settle_window: None,
+            orders_by_key: false,
         }
     }
 
@@ -85,6 +89,13 @@ impl Capabilities {
     #[must_use]
     pub const fn settle_window(mut self, window: Duration) -> Self {
         self.settle_window = Some(window);
+        self
+    }
+
+    /// Sets whether the key of a message orders it among others.
+    #[must_use]
+    pub const fn orders_by_key(mut self, orders: bool) -> Self {
+        self.orders_by_key = orders;
         self
     }
 }

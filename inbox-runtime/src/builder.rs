@@ -17,12 +17,19 @@ use crate::checks::{self, SourceFacts};
 use crate::gate::Gate;
 use crate::hold::Hold;
 use crate::inbox::Inbox;
-use crate::route::{Callable, Registered, Route};
+use crate::queue::Queue;
+use crate::route::{Callable, PerTransaction, Registered, Route};
 use crate::testing::StepHook;
 use crate::worker::Shared;
 
 /// What is added to a handler's time limit before the server ends an idle transaction by itself.
 const IDLE_MARGIN: Duration = Duration::from_secs(30);
+
+/// How many messages share a transaction if nothing else is said.
+const SHARING: usize = 16;
+
+/// The most deliveries that a source may have unsettled if nothing else is said.
+const MOST_PREFETCHED: usize = 4096;
 
 /// Creates or upgrades the inbox tables under their default names.
 ///
@@ -75,6 +82,7 @@ pub struct InboxBuilder<Db: InboxDatabase> {
     longest_hold: Duration,
     retry: RetryPolicy,
     broken_after: u32,
+    ack_after_flush: bool,
     hook: StepHook,
 }
 
@@ -107,6 +115,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             longest_hold: Duration::from_secs(5 * 60),
             retry: RetryPolicy::default(),
             broken_after: 25,
+            ack_after_flush: false,
             hook: StepHook::default(),
         }
     }
@@ -180,23 +189,27 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         self
     }
 
-    /// How many messages of one handler may share a transaction. The default is 16 with a concurrency of 1, and else
-    /// 1, which means that none do.
+    /// How many messages of one handler may share a transaction. The default is 16 for messages with an order key
+    /// (the handler's `order_by`, or the key of a source that orders by it) and with a concurrency of 1, and else 1,
+    /// which means that none do.
     ///
     /// A shared commit is what makes many small messages fast. Messages share one only when they wait anyway, none
     /// waits for others to come. When a shared transaction fails, each of its messages is tried alone, so what a
     /// handler does outside of its transaction can happen once more.
     ///
     /// With several workers, transactions that change many rows in the order of their messages meet in the rows that
-    /// they have in common: then they wait for each other, or end in a deadlock, which costs a second. Raise this
-    /// where messages that are in work at the same time seldom touch the same rows.
+    /// they have in common: then they wait for each other, or end in a deadlock, which costs a second. An order key
+    /// that says which rows a message changes (`order_by = "payload:/account"`) keeps them apart: messages with the
+    /// same key go to the same worker. Without one, raise this only where messages that are in work at the same time
+    /// seldom touch the same rows.
     pub const fn messages_per_transaction(mut self, messages: usize) -> Self {
         self.messages_per_transaction = Some(messages);
         self
     }
 
-    /// How many unsettled deliveries each source may have (default: twice as many as can be in work, the concurrency
-    /// times [`messages_per_transaction`](Self::messages_per_transaction)).
+    /// How many unsettled deliveries each source may have. The default is twice as many as can be in work, and at most
+    /// 4,096 or two batches: the concurrency times [`messages_per_transaction`](Self::messages_per_transaction), or
+    /// times the largest batch of a handler.
     pub const fn prefetch(mut self, deliveries: usize) -> Self {
         self.prefetch = Some(deliveries);
         self
@@ -225,6 +238,24 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
     /// keeps its place in the prefetch meanwhile.
     pub const fn longest_hold(mut self, hold: Duration) -> Self {
         self.longest_hold = hold;
+        self
+    }
+
+    /// Lets commits not wait for the disk while more messages wait, and acks their messages after the next commit
+    /// that does (PostgreSQL only). For slow disks: as fast as `synchronous_commit = off`, without its loss.
+    ///
+    /// A worker acks in groups of up to 64, at the latest when it has no more messages, or with the first commit 50 ms
+    /// after the first of the group. A crash of the server before that takes back effect and claim together, and the
+    /// redelivery does both again: no message is lost or applied twice.
+    ///
+    /// What it weakens: other sessions can see an effect that a crash then takes back until the redelivery. What they
+    /// do by it (a mail, a message sent by something else) is not taken back. And the processes of one consumer must
+    /// all have this option, or none: one without it acks a duplicate whose original may not be durable yet.
+    ///
+    /// Not behind a pooler that gives each transaction another server session (PgBouncer's transaction mode): the
+    /// session that committed must be the one that flushes, and a flush elsewhere is refused.
+    pub const fn ack_after_flush(mut self) -> Self {
+        self.ack_after_flush = true;
         self
     }
 
@@ -261,11 +292,9 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
     /// this version, settings under which a commit is not durable.
     pub async fn build(self) -> Result<Inbox<Db>, BuildError> {
         let concurrency = self.concurrency.unwrap_or(Db::MAX_CONCURRENCY.unwrap_or(4));
-        let prefetch = self.prefetch.unwrap_or(
-            concurrency
-                .saturating_mul(2)
-                .saturating_mul(self.sharing(concurrency).max(1)),
-        );
+        let prefetch = self
+            .prefetch
+            .unwrap_or_else(|| self.default_prefetch(concurrency));
         let mut problems = self.static_problems(concurrency, prefetch);
         let inspection = match self.tables.check() {
             Ok(()) => self.look_at_database(&mut problems).await,
@@ -285,10 +314,31 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         self.assemble(inspection, concurrency, prefetch)
     }
 
+    /// Twice what can be in work. Without an order key messages share a transaction only with a concurrency of 1, and
+    /// whether they have one is not known before they come.
+    fn default_prefetch(&self, concurrency: usize) -> usize {
+        let batches = self
+            .handlers
+            .iter()
+            .filter_map(|candidate| candidate.spec.batch);
+        let largest = batches
+            .map(|batch| batch.max)
+            .chain([self.sharing(concurrency).most(), 1])
+            .max()
+            .unwrap_or(1);
+        concurrency
+            .saturating_mul(2)
+            .saturating_mul(largest)
+            .min(MOST_PREFETCHED.max(2 * largest))
+    }
+
     /// How many messages may share a transaction.
-    fn sharing(&self, concurrency: usize) -> usize {
-        let default = if concurrency == 1 { 16 } else { 1 };
-        self.messages_per_transaction.unwrap_or(default)
+    fn sharing(&self, concurrency: usize) -> PerTransaction {
+        let unordered = if concurrency == 1 { SHARING } else { 1 };
+        PerTransaction {
+            ordered: self.messages_per_transaction.unwrap_or(SHARING),
+            unordered: self.messages_per_transaction.unwrap_or(unordered),
+        }
     }
 
     /// What is wrong without looking at the database.
@@ -386,6 +436,22 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 "messages_per_transaction(0): no message would have a transaction; give 1 or more"
                     .to_owned(),
             );
+        }
+        if self.ack_after_flush && !Db::COMMITS_ASYNCHRONOUSLY {
+            problems.push(format!(
+                "ack_after_flush() is for PostgreSQL: {} has no commit that is flushed later; remove it",
+                Db::NAME
+            ));
+        }
+        for spec in &specs {
+            if let Some(batch) = spec.batch.filter(|batch| batch.max > prefetch) {
+                problems.push(format!(
+                    "{} takes batches of up to {}, which prefetch({prefetch}) never fills; raise the one or lower \
+                     the other",
+                    checks::place(spec),
+                    batch.max
+                ));
+            }
         }
         if self.broken_after == 0 {
             problems.push(
@@ -497,11 +563,11 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 (Arc::from(source), Arc::new(route))
             })
             .collect();
-        let queue = async_channel::unbounded();
+        let queue = Queue::new(concurrency.get());
         let stop = CancellationToken::new();
         let shared = Shared {
-            gate: Gate::new(queue.0.clone()),
-            hold: Hold::new(queue.0.clone(), stop.clone()),
+            gate: Gate::new(Arc::clone(&queue)),
+            hold: Hold::new(Arc::clone(&queue), stop.clone()),
             concurrency: concurrency.get(),
             pool: self.pool,
             layout,
@@ -512,6 +578,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             longest_hold: self.longest_hold,
             retry: self.retry,
             broken_after: self.broken_after,
+            ack_after_flush: self.ack_after_flush,
             hook: self.hook,
             stop,
             cut_off: CancellationToken::new(),

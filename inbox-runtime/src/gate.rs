@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use inbox_core::{ConsumerName, InboxDatabase, MessageId};
 
 use crate::job::Job;
+use crate::queue::Queue;
 
 type Key = (ConsumerName, MessageId);
 
@@ -16,11 +17,11 @@ type Key = (ConsumerName, MessageId);
 /// holder does within its own time limits.
 pub(crate) struct Gate<Db: InboxDatabase> {
     taken: Mutex<HashMap<Key, Vec<Job<Db>>>>,
-    queue: async_channel::Sender<Job<Db>>,
+    queue: Arc<Queue<Db>>,
 }
 
 impl<Db: InboxDatabase> Gate<Db> {
-    pub(crate) fn new(queue: async_channel::Sender<Job<Db>>) -> Arc<Self> {
+    pub(crate) fn new(queue: Arc<Queue<Db>>) -> Arc<Self> {
         Arc::new(Self {
             taken: Mutex::default(),
             queue,
@@ -51,8 +52,10 @@ impl<Db: InboxDatabase> Gate<Db> {
         &self,
         consumer: &ConsumerName,
         id: &MessageId,
-        job: Job<Db>,
+        mut job: Job<Db>,
     ) -> Option<Job<Db>> {
+        // Its lane goes on without it.
+        job.turn = None;
         match self.lock().get_mut(&(consumer.clone(), id.clone())) {
             Some(parked) => {
                 parked.push(job);
@@ -86,8 +89,7 @@ impl<Db: InboxDatabase> Drop for Pass<Db> {
     fn drop(&mut self) {
         let parked = self.gate.lock().remove(&self.key).unwrap_or_default();
         for job in parked {
-            // The queue outlives every worker; it is closed only when the last job was drained from it.
-            let _ = self.gate.queue.try_send(job);
+            self.gate.queue.push(job);
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Several messages of one handler in one transaction, and the claims of what comes next.
 //!
 //! A commit costs more than all the rest, so messages that wait for the same handler share one. They also share
-//! its fate: when anything but success happens, the transaction is rolled back and each message takes the path of
-//! a single one, which finds out whose fault it was and counts it there. Nothing is counted here.
+//! its fate: when anything but success happens, the transaction is rolled back and the messages are tried in smaller
+//! parts: each alone, or, where one call takes many, in halves. A message that is alone takes the path of a single
+//! one, which finds out whose fault it was and counts it there. Nothing is counted here.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,16 +22,24 @@ use crate::path::{
 };
 use crate::route::Registered;
 use crate::testing::Step;
-use crate::worker::Worker;
+use crate::worker::{Shared, Worker};
 
 /// A transaction that takes longer has too much in it: it holds its locks for all that time.
 const LONG: Duration = Duration::from_millis(100);
 
-/// Messages of one handler that go through one transaction.
+/// Messages of one handler that go through one transaction, or through one for each part.
 pub(crate) struct Group<Db: InboxDatabase> {
     handler: Arc<Registered<Db>>,
     /// In the order in which they came.
     members: Vec<Member<Db>>,
+    /// How many there may be.
+    limit: usize,
+    /// Whether its messages have an order key, so that no other worker has messages with the same.
+    is_ordered: bool,
+    /// How many members each transaction that is still to be made has: the first members are in the last part.
+    parts: Vec<usize>,
+    /// Whether these are what is left of a transaction that did not succeed.
+    is_split: bool,
 }
 
 /// What the session is for after a commit.
@@ -48,9 +57,9 @@ struct Member<Db: InboxDatabase> {
 }
 
 impl<Db: InboxDatabase> Group<Db> {
-    /// The members by the bytes of their ids: the order of their claims.
-    fn order(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.members.len()).collect();
+    /// The first `size` members by the bytes of their ids: the order of their claims.
+    fn order(&self, size: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..size).collect();
         order.sort_by(|a, b| self.id(*a).cmp(self.id(*b)));
         order
     }
@@ -71,6 +80,54 @@ impl<Db: InboxDatabase> Group<Db> {
             |member: &usize| Claim::new(self.key(*member), &self.members[*member].job.envelope);
         order.iter().map(claim).collect()
     }
+
+    fn has_room(&self) -> bool {
+        self.members.len() < self.limit
+    }
+
+    /// All members go through one transaction.
+    fn close(&mut self) {
+        self.parts = vec![self.members.len()];
+    }
+
+    /// Until when it may wait for more messages.
+    fn lingers_until(&self) -> Option<Instant> {
+        let linger = self.handler.spec.batch?.linger;
+        let first = self.members.first()?;
+        (!linger.is_zero() && self.has_room()).then(|| first.job.received() + linger)
+    }
+
+    /// After a transaction of the first `size` members that did not succeed: they are tried in smaller parts.
+    fn split(&mut self, size: usize) {
+        self.is_split = true;
+        if self.handler.spec.batch.is_some() {
+            self.parts.extend([size - size / 2, size / 2]);
+        } else {
+            self.parts.extend(std::iter::repeat_n(1, size));
+        }
+    }
+
+    /// Of the first `size` members these take a path of their own, behind the others.
+    fn set_apart(&mut self, size: usize, apart: &[usize]) {
+        self.is_split = true;
+        let part = self.members.drain(..size).enumerate();
+        let (apart, together): (Vec<_>, Vec<_>) =
+            part.partition(|(member, _)| apart.contains(member));
+        self.parts.extend(std::iter::repeat_n(1, apart.len()));
+        self.parts.push(together.len());
+        let ordered = together.into_iter().chain(apart);
+        self.members.splice(..0, ordered.map(|(_, member)| member));
+    }
+
+    /// The next transaction's size.
+    fn next_part(&mut self) -> Option<usize> {
+        loop {
+            let size = self.parts.pop()?;
+            if size > 0 {
+                return Some(size);
+            }
+        }
+    }
 }
 
 impl<Db: InboxDatabase> Worker<Db> {
@@ -81,39 +138,63 @@ impl<Db: InboxDatabase> Worker<Db> {
             self.put_off = Some(job);
             return None;
         };
-        let waiting = self.queue.len() + 1;
-        let fair = waiting.div_ceil(self.shared.concurrency);
-        let limit = handler.sharing().limit().min(fair);
+        let limit = match handler.spec.batch {
+            Some(limits) => limits.max,
+            None => {
+                let fair = (self.queue.waiting() + 1).div_ceil(self.shared.concurrency);
+                handler.sharing().limit(job.is_ordered()).min(fair)
+            }
+        };
         let mut group = Group {
             handler,
-            members: Vec::with_capacity(limit),
+            members: Vec::with_capacity(limit.min(64)),
+            limit,
+            is_ordered: job.is_ordered(),
+            parts: Vec::new(),
+            is_split: false,
         };
-        let mut next = Some(job);
-        while let Some(job) = next.take() {
-            match self.admit(&job, &group.handler) {
-                Ok(admitted) => group.members.push(Member { job, admitted }),
-                Err(Refusal::GateTaken(id)) => self.park(&group.handler.consumer, &id, job),
-                Err(Refusal::NoId(_)) => {
-                    self.put_off = Some(job);
-                    break;
-                }
-            }
-            if group.members.len() >= limit {
-                break;
-            }
-            match self.queue.try_recv() {
-                Ok(job)
-                    if job
-                        .fresh_handler()
-                        .is_some_and(|handler| Arc::ptr_eq(&handler, &group.handler)) =>
-                {
-                    next = Some(job);
-                }
-                Ok(job) => self.put_off = Some(job),
-                Err(_) => {}
+        self.add(&mut group, job);
+        while group.has_room() && self.put_off.is_none() {
+            match self.queue.try_take(self.number) {
+                Some(job) => self.add(&mut group, job),
+                None => break,
             }
         }
+        group.close();
         (!group.members.is_empty()).then_some(group)
+    }
+
+    /// Adds a job to a group, lets it wait at the gate, or puts it off.
+    fn add(&mut self, group: &mut Group<Db>, job: Job<Db>) {
+        let fits = job.fresh_handler().is_some_and(|handler| {
+            Arc::ptr_eq(&handler, &group.handler)
+                && (job.is_ordered() == group.is_ordered || handler.spec.batch.is_some())
+        });
+        if !fits {
+            self.put_off = Some(job);
+            return;
+        }
+        match self.admit(&job, &group.handler) {
+            Ok(admitted) => group.members.push(Member { job, admitted }),
+            Err(Refusal::GateTaken(id)) => self.park(&group.handler.consumer, &id, job),
+            Err(Refusal::NoId(_)) => self.put_off = Some(job),
+        }
+    }
+
+    /// Waits until a batch is full, for as long as its handler said. Nothing is claimed meanwhile.
+    pub(crate) async fn linger(&mut self, group: &mut Group<Db>) {
+        while let Some(until) = group.lingers_until()
+            && self.put_off.is_none()
+        {
+            let job = tokio::select! {
+                biased;
+                () = self.shared.stop.cancelled() => break,
+                job = self.queue.take(self.number) => job,
+                () = tokio::time::sleep_until(until.into()) => break,
+            };
+            self.add(group, job);
+        }
+        group.close();
     }
 
     /// Looks for what comes next, so that it can be claimed in the round trip that commits.
@@ -121,46 +202,98 @@ impl<Db: InboxDatabase> Worker<Db> {
         if self.ahead.is_some() || self.shared.stop.is_cancelled() {
             return;
         }
-        if let Some(job) = self.put_off.take().or_else(|| self.queue.try_recv().ok()) {
+        let next = self.put_off.take();
+        if let Some(job) = next.or_else(|| self.queue.try_take(self.number)) {
             self.ahead = self.gather(job);
         }
     }
 
-    /// Fence and COMMIT, and, where the session goes on with it, the claims of what comes next. Until COMMIT's answer is here its outcome is unknown, and
-    /// unknown is never acked.
+    /// Fence and COMMIT, and, where the session goes on with it, the claims of what comes next. Until COMMIT's answer
+    /// is here its outcome is unknown, and unknown is never acked.
     pub(crate) async fn seal(
         &mut self,
         session: &mut Session<Db>,
-        done: &Done<'_>,
+        keys: &[ClaimKey<'_>],
+        have_failures: bool,
         goes_on: GoesOn,
     ) -> (Sealed, Option<Result<Vec<Claimed>, Fault>>) {
-        let ahead = match goes_on {
-            GoesOn::WithWhatComesNext => self.ahead.as_ref(),
-            GoesOn::WithThisMessage => None,
+        let next = self.next_claims(goes_on);
+        let next = next.as_ref().map(NextClaims::claims);
+        let done = Done {
+            keys,
+            have_failures,
+            is_durable: self.unflushed.must_be_durable(keys.len(), next.is_some()),
         };
-        let order = ahead.map(Group::order).unwrap_or_default();
-        let claims = ahead.map(|group| group.claims(&order)).unwrap_or_default();
-        let next = ahead.map(|group| Claims {
-            begin: &group.handler.begin,
-            claims: &claims,
-        });
-        let mut limit = self.shared.commit_wait;
-        if next.is_some() {
-            limit += self.shared.claim_wait;
-            for claim in &claims {
-                self.shared
-                    .hook
-                    .reach(Step::BeforeClaim, claim.key().message_id);
-            }
-        }
+        let limit = self.shared.commit_wait + self.wait_for(next.as_ref());
         // A hung COMMIT (a missing synchronous standby) ends as "unknown", never with a cancel request, which could
         // turn it into a success that was not replicated.
-        let sealing = tokio::time::timeout(limit, session.seal(done, next.as_ref())).await;
+        let sealing = tokio::time::timeout(limit, session.seal(&done, next.as_ref())).await;
         let Ok((sealed, answer)) = sealing else {
             let hung = sqlx::Error::Protocol("COMMIT took longer than its limit".to_owned());
             return (Sealed::Unknown(hung), None);
         };
+        if matches!(sealed, Sealed::Committed) {
+            self.unflushed.note_commit(done.is_durable);
+        }
         (sealed, answer.map(|answer| answer.map_err(Fault::Database)))
+    }
+
+    /// Ends a transaction in which every claim met an existing one, and goes on with what comes next. Answers for each
+    /// claim; an error closes the session.
+    pub(crate) async fn dismiss(
+        &mut self,
+        mut session: Session<Db>,
+        claims: &[Claim<'_>],
+    ) -> Result<Vec<Comparison>, Fault> {
+        let goes_on = if self.may_look_ahead {
+            self.look_ahead();
+            GoesOn::WithWhatComesNext
+        } else {
+            GoesOn::WithThisMessage
+        };
+        let next = self.next_claims(goes_on);
+        let next = next.as_ref().map(NextClaims::claims);
+        let limit = STATEMENT_LIMIT + self.wait_for(next.as_ref());
+        let keys: Vec<ClaimKey<'_>> = claims.iter().map(Claim::key).collect();
+        let dismissing = session.dismiss(&keys, next.as_ref());
+        let (existing, claimed) = limited(limit, "reading the payload hash", dismissing).await?;
+        self.go_on_with(
+            session,
+            claimed.map(|answer| answer.map_err(Fault::Database)),
+        );
+        // The original may be committed by another worker and not be durable yet.
+        self.unflushed.note_duplicate();
+        Ok(claims
+            .iter()
+            .zip(&existing)
+            .map(|(claim, existing)| compare_payloads(claim, existing))
+            .collect())
+    }
+
+    /// The claims of what comes next, if it is complete and the session goes on with it.
+    fn next_claims(&self, goes_on: GoesOn) -> Option<NextClaims<'_>> {
+        if goes_on == GoesOn::WithThisMessage {
+            return None;
+        }
+        // A batch that waits for more is claimed when it is complete.
+        let ahead = self
+            .ahead
+            .as_ref()
+            .filter(|group| group.lingers_until().is_none())?;
+        let claims = ahead.claims(&ahead.order(ahead.members.len()));
+        for claim in &claims {
+            self.shared
+                .hook
+                .reach(Step::BeforeClaim, claim.key().message_id);
+        }
+        Some(NextClaims {
+            begin: &ahead.handler.begin,
+            claims,
+        })
+    }
+
+    fn wait_for(&self, next: Option<&Claims<'_>>) -> Duration {
+        next.map_or(Duration::ZERO, |_| self.shared.claim_wait)
     }
 
     /// Keeps the session for what was claimed with the last COMMIT, or for whatever comes.
@@ -175,51 +308,57 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
     }
 
-    /// Runs a group; answers how many handlers were cut off.
+    /// Runs a group, one transaction for each part; answers how many handlers were cut off.
     pub(crate) async fn run_group(
         &mut self,
         group: &mut Group<Db>,
-        opened: Option<Opened<Db, Vec<Claimed>>>,
+        mut opened: Option<Opened<Db, Vec<Claimed>>>,
     ) -> usize {
-        if self.shared.stop.is_cancelled() {
-            if let Some(opened) = opened {
-                self.put_back(opened.session).await;
+        let mut cut_off = 0;
+        while let Some(size) = group.next_part() {
+            if self.shared.stop.is_cancelled() {
+                if let Some(opened) = opened.take() {
+                    self.put_back(opened.session).await;
+                }
+                self.set_aside(group, Duration::ZERO);
+                break;
             }
-            self.set_aside(group, Duration::ZERO);
-            return 0;
+            self.may_look_ahead = group.parts.is_empty();
+            if size > 1 {
+                cut_off += self.together(group, size, opened.take()).await;
+                continue;
+            }
+            let begun = Instant::now();
+            let Member { job, admitted } = group.members.remove(0);
+            let opened = opened.take().map(Opened::sole);
+            cut_off += usize::from(self.pass(job, Some(admitted), opened).await);
+            if !group.is_split {
+                group.handler.sharing().note_end(1, begun.elapsed() < LONG);
+            }
         }
-        if group.members.len() > 1 {
-            return self.together(group, opened).await;
-        }
-        let Some(Member { job, admitted }) = group.members.pop() else {
-            return 0;
-        };
-        let opened = opened.map(Opened::sole);
-        let begun = Instant::now();
-        self.may_look_ahead = true;
-        let cut_off = self.pass(job, Some(admitted), opened).await;
         self.may_look_ahead = false;
-        group.handler.sharing().note_end(1, begun.elapsed() < LONG);
-        usize::from(cut_off)
+        cut_off
     }
 
     /// Gives back what was not started.
     pub(crate) fn set_aside(&mut self, group: &mut Group<Db>, delay: Duration) {
+        group.parts.clear();
         for Member { job, .. } in group.members.drain(..) {
             self.shared.hold.until(Instant::now() + delay, job);
         }
     }
 
-    /// Claims, handlers, fence and COMMIT for all members at once.
+    /// Claims, handlers, fence and COMMIT for the first `size` members at once.
     async fn together(
         &mut self,
         group: &mut Group<Db>,
+        size: usize,
         opened: Option<Opened<Db, Vec<Claimed>>>,
     ) -> usize {
         let shared = Arc::clone(&self.shared);
         let handler = Arc::clone(&group.handler);
         let begun = Instant::now();
-        let order = group.order();
+        let order = group.order(size);
         let opened = match opened {
             Some(opened) => opened,
             None => {
@@ -238,15 +377,15 @@ impl<Db: InboxDatabase> Worker<Db> {
             mut session,
             answer,
         } = opened;
-        let answers = match answer {
-            Ok(answers) => answers,
-            Err(_) => {
-                // Which of them waits for a copy elsewhere is for each to find out.
-                self.put_back(session).await;
-                return self.one_by_one(group).await;
-            }
+        let Ok(answers) = answer else {
+            // Which of them waits for a copy elsewhere is for each to find out: in halves, the others would wait
+            // with it again and again.
+            self.put_back(session).await;
+            group.set_apart(size, &order);
+            return 0;
         };
-        let mut is_duplicate = vec![false; group.members.len()];
+        let mut is_duplicate = vec![false; size];
+        let mut with_history = Vec::new();
         let mut won = None;
         for (member, answer) in order.iter().zip(answers) {
             match answer {
@@ -256,147 +395,153 @@ impl<Db: InboxDatabase> Worker<Db> {
                     mark,
                 } => won = mark.map(|mark| (*member, mark)),
                 Claimed::Duplicate => is_duplicate[*member] = true,
-                _ => {
-                    // A message with a history goes alone.
-                    self.put_back(session).await;
-                    return self.one_by_one(group).await;
-                }
+                _ => with_history.push(*member),
             }
         }
-        let winners: Vec<usize> = (0..group.members.len())
-            .filter(|member| !is_duplicate[*member])
-            .collect();
+        if !with_history.is_empty() {
+            self.put_back(session).await;
+            group.set_apart(size, &with_history);
+            return 0;
+        }
+        let (duplicates, winners): (Vec<usize>, Vec<usize>) =
+            (0..size).partition(|member| is_duplicate[*member]);
+        if winners.is_empty() {
+            let compared = self.dismiss(session, &group.claims(&duplicates)).await;
+            self.end_duplicates(group, size, compared).await;
+            return 0;
+        }
+        let part = Part {
+            size,
+            is_duplicate: &is_duplicate,
+            won,
+        };
+        if !duplicates.is_empty() {
+            // Before any handler: what one does to its session has no part in the answer.
+            let claims = group.claims(&duplicates);
+            let keys: Vec<ClaimKey<'_>> = claims.iter().map(Claim::key).collect();
+            let reading = session.existing(&keys);
+            let existing = limited(STATEMENT_LIMIT, "reading the payload hash", reading).await;
+            let are_known = existing.is_ok_and(|existing| {
+                let mut compared = claims.iter().zip(&existing);
+                compared
+                    .all(|(claim, existing)| compare_payloads(claim, existing) == Comparison::Known)
+            });
+            if !are_known {
+                drop(session);
+                return self.fall_back(group, &part, false).await;
+            }
+        }
 
         for member in &winners {
             shared.hook.reach(Step::AfterClaim, group.id(*member));
-            let Member { job, admitted } = &group.members[*member];
-            let attempt = Attempt {
-                job,
-                registered: &handler,
-                id: &admitted.id,
-                transient_runs: 0,
-            };
-            let called = shared
-                .call(&mut session, &attempt, 1)
-                .instrument(attempt.span())
-                .await;
-            shared.hook.reach(Step::AfterHandler, group.id(*member));
-            match called {
-                Called::Succeeded => {}
-                Called::CutOff => {
-                    drop(session);
-                    tracing::warn!(
-                        handler = handler.spec.name,
-                        "the handler was cut off by the shutdown and is rolled back with its neighbours"
-                    );
-                    self.set_aside(group, Duration::ZERO);
-                    return 1;
-                }
-                Called::TimedOut => {
-                    // It may be in the middle of a statement: closing the connection ends that on the server too.
-                    drop(session);
-                    return self.fall_back(group, &is_duplicate, won, false).await;
-                }
-                other => {
-                    let is_conflict = matches!(
-                        &other,
-                        Called::Failed(error)
-                            if session.cause_of(error) == Some(ErrorClass::Transient)
-                    );
-                    self.put_back(session).await;
-                    return self.fall_back(group, &is_duplicate, won, is_conflict).await;
-                }
+        }
+        let called = shared.call_handlers(&mut session, group, &winners).await;
+        match called {
+            Called::Succeeded => {}
+            Called::SomeUndecodable(positions) => {
+                self.put_back(session).await;
+                let undecodable: Vec<usize> = positions
+                    .iter()
+                    .filter_map(|position| winners.get(*position).copied())
+                    .collect();
+                group.set_apart(size, &undecodable);
+                return 0;
+            }
+            Called::CutOff => {
+                drop(session);
+                tracing::warn!(
+                    handler = handler.spec.name,
+                    "the handler was cut off by the shutdown and is rolled back with its neighbours"
+                );
+                self.set_aside(group, Duration::ZERO);
+                return 1;
+            }
+            Called::TimedOut => {
+                // It may be in the middle of a statement: closing the connection ends that on the server too.
+                drop(session);
+                return self.fall_back(group, &part, false).await;
+            }
+            other => {
+                let is_conflict = matches!(
+                    &other,
+                    Called::Failed(error)
+                        if session.cause_of(error) == Some(ErrorClass::Transient)
+                );
+                self.put_back(session).await;
+                return self.fall_back(group, &part, is_conflict).await;
             }
         }
 
-        // While the transaction is open: a duplicate is told when it is another message.
-        let duplicates = is_duplicate.iter().enumerate().filter(|(_, is)| **is);
-        for (member, _) in duplicates {
-            let key = group.key(member);
-            let stored = limited(
-                STATEMENT_LIMIT,
-                "reading the payload hash",
-                session.payload_hash(key),
-            )
-            .await;
-            let claim = Claim::new(key, &group.members[member].job.envelope);
-            if !matches!(compare_payloads(&claim, stored), Comparison::Done) {
-                drop(session);
-                return self.fall_back(group, &is_duplicate, won, false).await;
-            }
+        for member in &winners {
+            shared.hook.reach(Step::BeforeCommit, group.id(*member));
         }
-        if winners.is_empty() {
-            self.put_back(session).await;
-        } else {
-            for member in &winners {
-                shared.hook.reach(Step::BeforeCommit, group.id(*member));
-            }
+        let goes_on = if self.may_look_ahead {
             self.look_ahead();
-            let keys: Vec<ClaimKey<'_>> = winners.iter().map(|member| group.key(*member)).collect();
-            let done = Done {
-                keys: &keys,
-                have_failures: false,
-            };
-            let (sealed, claimed) = self
-                .seal(&mut session, &done, GoesOn::WithWhatComesNext)
-                .await;
-            match sealed {
-                Sealed::Committed => {
-                    for member in &winners {
-                        shared.hook.reach(Step::AfterCommit, group.id(*member));
-                    }
-                    self.go_on_with(session, claimed);
-                    handler.note_success();
-                    handler
-                        .sharing()
-                        .note_end(group.members.len(), begun.elapsed() < LONG);
+            GoesOn::WithWhatComesNext
+        } else {
+            GoesOn::WithThisMessage
+        };
+        let keys: Vec<ClaimKey<'_>> = winners.iter().map(|member| group.key(*member)).collect();
+        let (sealed, claimed) = self.seal(&mut session, &keys, false, goes_on).await;
+        match sealed {
+            Sealed::Committed => {
+                for member in &winners {
+                    shared.hook.reach(Step::AfterCommit, group.id(*member));
                 }
-                Sealed::Refused(error) => {
-                    let is_conflict = Db::classify(&error) == ErrorClass::Transient;
-                    self.put_back(session).await;
-                    return self.fall_back(group, &is_duplicate, won, is_conflict).await;
-                }
-                Sealed::Unknown(error) => {
-                    drop(session);
-                    let ending = unknown(FailureText::of_error(&error).as_str());
-                    self.end_all(group, ending).await;
-                    return 0;
-                }
-                _ => {
-                    // Whatever is open on this session now is not ours: close it.
-                    drop(session);
-                    return self.fall_back(group, &is_duplicate, won, false).await;
+                self.go_on_with(session, claimed);
+                handler.note_success();
+                if !group.is_split {
+                    handler.sharing().note_end(size, begun.elapsed() < LONG);
                 }
             }
+            Sealed::Refused(error) => {
+                let is_conflict = Db::classify(&error) == ErrorClass::Transient;
+                self.put_back(session).await;
+                return self.fall_back(group, &part, is_conflict).await;
+            }
+            Sealed::Unknown(error) => {
+                drop(session);
+                let ending = unknown(FailureText::of_error(&error).as_str());
+                self.end_part(group, size, |_| ending).await;
+                return 0;
+            }
+            _ => {
+                // Whatever is open on this session now is not ours: close it.
+                drop(session);
+                return self.fall_back(group, &part, false).await;
+            }
         }
-        let mut jobs = Vec::with_capacity(group.members.len());
-        for (member, is_duplicate) in group.members.drain(..).zip(is_duplicate) {
-            let outcome = if is_duplicate {
+        if !duplicates.is_empty() {
+            self.unflushed.note_duplicate();
+        }
+        self.end_part(group, size, |member| {
+            Ending::Done(if is_duplicate[member] {
                 Outcome::Duplicate
             } else {
                 Outcome::Processed
-            };
-            jobs.push(self.end(member, Ending::Done(outcome)));
-        }
-        shared.settle(jobs).await;
+            })
+        })
+        .await;
         0
     }
 
     /// After a transaction that did not succeed: whether a handler made it durable itself, for then the claims of its
-    /// neighbours are durable too, and their work may be half done. If not, each goes alone.
-    ///
-    /// `won` is a member whose claim was made, and what recognises that transaction: one stands for all.
+    /// neighbours are durable too, and their work may be half done. If not, they are tried in smaller parts.
     async fn fall_back(
         &mut self,
         group: &mut Group<Db>,
-        is_duplicate: &[bool],
-        won: Option<(usize, String)>,
+        part: &Part<'_>,
         is_conflict: bool,
     ) -> usize {
+        let Part {
+            size,
+            is_duplicate,
+            won,
+        } = part;
         group.handler.sharing().note_failure(is_conflict);
-        let shared = Arc::clone(&self.shared);
         let Some((claimed, mark)) = won else {
-            return self.one_by_one(group).await;
+            group.split(*size);
+            return 0;
         };
         let Some(mut session) = self.session_when_available().await else {
             self.set_aside(group, Duration::ZERO);
@@ -405,62 +550,76 @@ impl<Db: InboxDatabase> Worker<Db> {
         let trace = limited(
             STATEMENT_LIMIT,
             "reading the claim",
-            session.trace(group.key(claimed), Some(&mark)),
+            session.trace(group.key(*claimed), Some(mark)),
         )
         .await;
         match trace {
             Ok(TraceOfClaim::Ours) => {
                 self.session = Some(session);
-                let failure = || {
-                    Failure::of_handler(FailureText::new(
-                        "a handler in the same transaction ended it; leave the transaction to the runtime",
-                    ))
-                };
-                let members = std::mem::take(&mut group.members);
-                for (member, is_duplicate) in members.into_iter().zip(is_duplicate) {
-                    if *is_duplicate {
-                        group.members.push(member);
-                        continue;
-                    }
-                    let attempt = Attempt {
-                        job: &member.job,
-                        registered: &group.handler,
-                        id: &member.admitted.id,
-                        transient_runs: 0,
-                    };
-                    let ending = self.escaped(&attempt, failure()).await;
-                    let job = self.end(member, ending);
-                    shared.settle(vec![job]).await;
-                }
-                self.one_by_one(group).await
+                self.escape(group, *size, is_duplicate).await;
             }
             Ok(_) => {
                 self.session = Some(session);
-                self.one_by_one(group).await
+                group.split(*size);
             }
             Err(fault) => {
-                self.end_all(group, uncounted("reading the claim", &fault))
-                    .await;
-                0
+                let ending = uncounted("reading the claim", &fault);
+                self.end_part(group, *size, |_| ending).await;
             }
         }
+        0
     }
 
-    /// Each member by itself.
-    async fn one_by_one(&mut self, group: &mut Group<Db>) -> usize {
-        let mut cut_off = 0;
-        while !group.members.is_empty() {
-            let Member { job, admitted } = group.members.remove(0);
-            cut_off += usize::from(self.pass(job, Some(admitted), None).await);
+    /// A handler committed the claims of the first `size` members: a dead letter for each tells a person. What was a
+    /// duplicate goes on alone.
+    async fn escape(&mut self, group: &mut Group<Db>, size: usize, is_duplicate: &[bool]) {
+        let winners: Vec<usize> = (0..size).filter(|member| !is_duplicate[*member]).collect();
+        let mut endings = Vec::with_capacity(winners.len());
+        for member in &winners {
+            let attempt = Attempt {
+                job: &group.members[*member].job,
+                registered: &group.handler,
+                id: &group.members[*member].admitted.id,
+                transient_runs: 0,
+            };
+            let failure = Failure::of_handler(FailureText::new(
+                "a handler in the same transaction ended it; leave the transaction to the runtime",
+            ));
+            endings.push(self.escaped(&attempt, failure).await);
         }
-        cut_off
+        // Those that ended come first then, and those behind them are a part each.
+        let duplicates: Vec<usize> = (0..size).filter(|member| is_duplicate[*member]).collect();
+        group.set_apart(size, &duplicates);
+        let ended = group.parts.pop().unwrap_or_default();
+        self.end_part(group, ended, |member| endings[member]).await;
     }
 
-    /// Ends all members alike.
-    async fn end_all(&mut self, group: &mut Group<Db>, ending: Ending) {
-        let members = group.members.drain(..);
-        let jobs = members.map(|member| self.end(member, ending)).collect();
-        self.shared.settle(jobs).await;
+    /// Ends the first `size` members, none of which was new.
+    async fn end_duplicates(
+        &mut self,
+        group: &mut Group<Db>,
+        size: usize,
+        compared: Result<Vec<Comparison>, Fault>,
+    ) {
+        let endings: Vec<Ending> = match compared {
+            Ok(compared) => compared.into_iter().map(Comparison::ending).collect(),
+            Err(fault) => vec![uncounted("comparing the payloads", &fault); size],
+        };
+        self.end_part(group, size, |member| endings[member]).await;
+    }
+
+    /// Ends the first `size` members and settles their deliveries.
+    async fn end_part(
+        &mut self,
+        group: &mut Group<Db>,
+        size: usize,
+        ending: impl Fn(usize) -> Ending,
+    ) {
+        let members = group.members.drain(..size).enumerate();
+        let jobs = members
+            .map(|(number, member)| self.end(member, ending(number)))
+            .collect();
+        self.settle(jobs).await;
     }
 
     /// Notes the end of an attempt in the job; the gate is free from here on.
@@ -478,5 +637,75 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
         job.work = work;
         job
+    }
+}
+
+/// Steps that need nothing of the worker.
+impl<Db: InboxDatabase> Shared<Db> {
+    /// Calls the handler with each message, or once with all of them. The first that is no success ends it.
+    pub(crate) async fn call_handlers(
+        &self,
+        session: &mut Session<Db>,
+        group: &Group<Db>,
+        winners: &[usize],
+    ) -> Called {
+        let attempt = |member: &usize| Attempt {
+            job: &group.members[*member].job,
+            registered: &group.handler,
+            id: &group.members[*member].admitted.id,
+            transient_runs: 0,
+        };
+        if group.handler.spec.batch.is_some() {
+            let attempts: Vec<_> = winners.iter().map(attempt).collect();
+            let incoming: Vec<_> = attempts
+                .iter()
+                .map(|attempt| attempt.incoming(1, &self.state))
+                .collect();
+            let span = tracing::info_span!(
+                "inbox.process_batch",
+                "messaging.consumer.group.name" = group.handler.consumer.as_str(),
+                "messaging.batch.message_count" = incoming.len(),
+            );
+            let calling = self.call(session, &group.handler, &incoming);
+            let called = calling.instrument(span).await;
+            for member in winners {
+                self.hook.reach(Step::AfterHandler, group.id(*member));
+            }
+            return called;
+        }
+        for member in winners {
+            let attempt = attempt(member);
+            let incoming = [attempt.incoming(1, &self.state)];
+            let calling = self.call(session, &group.handler, &incoming);
+            let called = calling.instrument(attempt.span()).await;
+            self.hook.reach(Step::AfterHandler, group.id(*member));
+            if !matches!(called, Called::Succeeded) {
+                return called;
+            }
+        }
+        Called::Succeeded
+    }
+}
+
+/// Members of a group in one transaction, which won at least one claim.
+struct Part<'a> {
+    size: usize,
+    is_duplicate: &'a [bool],
+    /// A member whose claim was made, and what recognises that transaction: one stands for all.
+    won: Option<(usize, String)>,
+}
+
+/// The claims of what comes next.
+struct NextClaims<'a> {
+    begin: &'a Arc<str>,
+    claims: Vec<Claim<'a>>,
+}
+
+impl NextClaims<'_> {
+    fn claims(&self) -> Claims<'_> {
+        Claims {
+            begin: self.begin,
+            claims: &self.claims,
+        }
     }
 }

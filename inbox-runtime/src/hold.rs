@@ -1,3 +1,4 @@
+use std::sync::Arc;
 use std::time::Instant;
 
 use inbox_core::InboxDatabase;
@@ -5,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::job::Job;
+use crate::queue::Queue;
 
 /// Keeps jobs until they are due again, and then puts them back into the queue.
 ///
@@ -12,13 +14,13 @@ use crate::job::Job;
 /// queue at once, to be handed back from there.
 #[derive(Debug, Clone)]
 pub(crate) struct Hold<Db: InboxDatabase> {
-    queue: async_channel::Sender<Job<Db>>,
+    queue: Arc<Queue<Db>>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl<Db: InboxDatabase> Hold<Db> {
-    pub(crate) fn new(queue: async_channel::Sender<Job<Db>>, stop: CancellationToken) -> Self {
+    pub(crate) fn new(queue: Arc<Queue<Db>>, stop: CancellationToken) -> Self {
         Self {
             queue,
             tasks: TaskTracker::new(),
@@ -26,15 +28,17 @@ impl<Db: InboxDatabase> Hold<Db> {
         }
     }
 
-    pub(crate) fn until(&self, due: Instant, job: Job<Db>) {
-        let queue = self.queue.clone();
+    pub(crate) fn until(&self, due: Instant, mut job: Job<Db>) {
+        // Its lane goes on without it.
+        job.turn = None;
+        let queue = Arc::clone(&self.queue);
         let stop = self.stop.clone();
         self.tasks.spawn(async move {
             tokio::select! {
                 () = tokio::time::sleep_until(due.into()) => {}
                 () = stop.cancelled() => {}
             }
-            let _ = queue.try_send(job);
+            queue.push(job);
         });
     }
 

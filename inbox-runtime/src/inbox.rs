@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::builder::InboxBuilder;
 use crate::intake::Intake;
 use crate::job::Job;
+use crate::queue::Queue;
 use crate::route::Route;
 use crate::worker::{Shared, Worker};
 
@@ -21,16 +22,15 @@ pub struct Inbox<Db: InboxDatabase> {
     pub(crate) prefetch: NonZeroUsize,
     pub(crate) concurrency: NonZeroUsize,
     pub(crate) grace: Duration,
-    pub(crate) queue: (
-        async_channel::Sender<Job<Db>>,
-        async_channel::Receiver<Job<Db>>,
-    ),
+    pub(crate) queue: Arc<Queue<Db>>,
 }
 
 impl Stopped {
-    async fn hand_back<Db: InboxDatabase>(&mut self, mut job: Job<Db>) {
-        job.settle(Verdict::HandBack { delay: None }).await;
-        self.handed_back += 1;
+    async fn hand_back<Db: InboxDatabase>(&mut self, jobs: Vec<Job<Db>>) {
+        for mut job in jobs {
+            job.settle(Verdict::HandBack { delay: None }).await;
+            self.handed_back += 1;
+        }
     }
 }
 
@@ -113,7 +113,7 @@ impl<Db: InboxDatabase> Inbox<Db> {
     }
 
     async fn run(self) -> Stopped {
-        let (sender, receiver) = self.queue;
+        let queue = self.queue;
         let intakes: Vec<_> = self
             .sources
             .into_iter()
@@ -122,23 +122,15 @@ impl<Db: InboxDatabase> Inbox<Db> {
                     source,
                     route,
                     prefetch: self.prefetch,
-                    queue: sender.clone(),
+                    queue: Arc::clone(&queue),
                     stop: self.shared.stop.clone(),
                 };
                 tokio::spawn(intake.run())
             })
             .collect();
         let workers: Vec<_> = (0..self.concurrency.get())
-            .map(|_| {
-                let worker = Worker {
-                    shared: Arc::clone(&self.shared),
-                    queue: receiver.clone(),
-                    session: None,
-                    ahead: None,
-                    ahead_opened: None,
-                    put_off: None,
-                    may_look_ahead: false,
-                };
+            .map(|number| {
+                let worker = Worker::new(number, Arc::clone(&self.shared), Arc::clone(&queue));
                 tokio::spawn(worker.run())
             })
             .collect();
@@ -175,18 +167,12 @@ impl<Db: InboxDatabase> Inbox<Db> {
         while ended.is_none() {
             tokio::select! {
                 biased;
-                job = receiver.recv() => match job {
-                    Ok(job) => stopped.hand_back(job).await,
-                    // Never closed: this function has a sender.
-                    Err(_) => ended = Some((&mut ending).await),
-                },
+                jobs = queue.drained() => stopped.hand_back(jobs).await,
                 cut_off = &mut ending => ended = Some(cut_off),
             }
         }
         stopped.cut_off = ended.unwrap_or_default();
-        while let Ok(job) = receiver.try_recv() {
-            stopped.hand_back(job).await;
-        }
+        stopped.hand_back(queue.drain()).await;
         stopped
     }
 }

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff;
 use crate::job::Job;
+use crate::queue::Queue;
 use crate::route::Route;
 
 /// How long opening a source may take before it counts as failed.
@@ -21,7 +22,7 @@ pub(crate) struct Intake<Db: InboxDatabase> {
     pub(crate) source: Arc<dyn Source>,
     pub(crate) route: Arc<Route<Db>>,
     pub(crate) prefetch: NonZeroUsize,
-    pub(crate) queue: async_channel::Sender<Job<Db>>,
+    pub(crate) queue: Arc<Queue<Db>>,
     pub(crate) stop: CancellationToken,
 }
 
@@ -98,9 +99,9 @@ impl<Db: InboxDatabase> Intake<Db> {
                         Arc::clone(&self.route),
                         Arc::clone(&assignment.settle),
                         slot,
+                        &self.queue,
                     );
-                    // Unbounded, but never fuller than the slots allow.
-                    let _ = self.queue.try_send(job);
+                    self.queue.push(job);
                 }
                 Ok(None) => {
                     tracing::warn!(source = %self.route.source, "the source ended; opening it again");

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use inbox_core::{Delivery, Envelope, InboxDatabase, Settle, SettleToken, Verdict};
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::queue::{LaneKey, Queue, Turn};
 use crate::route::{Destination, Registered, Route};
 
 /// How long a settle may take before the worker goes on without its answer.
@@ -15,6 +16,10 @@ pub(crate) struct Job<Db: InboxDatabase> {
     pub(crate) envelope: Envelope,
     pub(crate) route: Arc<Route<Db>>,
     pub(crate) work: Work<Db>,
+    /// What it is ordered with.
+    pub(crate) lane: Option<LaneKey>,
+    /// Its turn in the lane, from the queue to the end of the attempt.
+    pub(crate) turn: Option<Turn<Db>>,
     settle: Arc<dyn Settle>,
     token: Option<SettleToken>,
     received: Instant,
@@ -101,6 +106,7 @@ impl<Db: InboxDatabase> Job<Db> {
         route: Arc<Route<Db>>,
         settle: Arc<dyn Settle>,
         slot: OwnedSemaphorePermit,
+        queue: &Queue<Db>,
     ) -> Self {
         let work = match route.destination(&delivery.envelope) {
             Destination::Handlers(handlers) => Work::Shares(
@@ -117,14 +123,47 @@ impl<Db: InboxDatabase> Job<Db> {
             Destination::Ignored => Work::Ignore,
             Destination::Unknown { reason } => Work::Unroutable { reason, tries: 0 },
         };
+        let lane = match &work {
+            Work::Shares(shares) => shares
+                .iter()
+                .find_map(|share| route.order_key(&share.handler.spec, &delivery.envelope))
+                .map(|key| queue.lane(&key)),
+            Work::Ignore | Work::Unroutable { .. } => None,
+        };
         Self {
             envelope: delivery.envelope,
             route,
             work,
+            lane,
+            turn: None,
             settle,
             token: Some(delivery.token),
             received: Instant::now(),
             _slot: slot,
+        }
+    }
+
+    /// Whether it has an order key, so that no other worker has a message with the same.
+    pub(crate) const fn is_ordered(&self) -> bool {
+        self.lane.is_some()
+    }
+
+    /// When it was taken from its source.
+    pub(crate) const fn received(&self) -> Instant {
+        self.received
+    }
+
+    /// What was done for it is in doubt: every consumer's share is tried again.
+    pub(crate) fn reopen(&mut self) {
+        let Work::Shares(shares) = &mut self.work else {
+            return;
+        };
+        for share in shares {
+            share.uncounted_tries = share.uncounted_tries.saturating_add(1);
+            share.status = Status::Waiting {
+                until: Instant::now(),
+                why: Wait::Uncounted,
+            };
         }
     }
 

@@ -58,6 +58,7 @@ mod backoff;
 pub mod brokers;
 mod builder;
 mod checks;
+mod flush;
 mod gate;
 mod group;
 mod hold;
@@ -65,6 +66,7 @@ mod inbox;
 mod intake;
 mod job;
 mod path;
+mod queue;
 mod route;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -85,12 +87,13 @@ pub use inbox::{Inbox, Stopped};
 pub use inbox_core::__private;
 #[doc(no_inline)]
 pub use inbox_core::{
-    Assignment, Attempt, BoxError, CallError, Capabilities, ConsumerName, DecodeError, DedupKey,
-    Deliveries, Delivery, Envelope, ExtractError, FromDelivery, Handler, HandlerError, HandlerOn,
-    HandlerOutcome, HandlerSpec, HandlerTx, Headers, IdSource, IdempotencyKey, InboxDatabase,
-    Incoming, Isolation, Message, MessageId, MigrationError, PublishError, Publisher, Requirements,
-    SameDatabase, Savepoint, Settle, SettleError, SettleToken, SharedState, Source, SourceError,
-    State, StateMap, Tables, Tx, Verdict,
+    Assignment, Attempt, Batch, BatchLimits, Batched, BoxError, CallError, Capabilities,
+    ConsumerName, DecodeError, DedupKey, Deliveries, Delivery, Envelope, ExtractError, FromBatch,
+    FromDelivery, Handler, HandlerError, HandlerOn, HandlerOutcome, HandlerSpec, HandlerTx,
+    Headers, IdSource, IdempotencyKey, InboxDatabase, Incoming, Isolation, Message, MessageId,
+    Messages, MigrationError, OrderBy, PublishError, Publisher, Requirements, SameDatabase,
+    Savepoint, Settle, SettleError, SettleToken, SharedState, Source, SourceError, State, StateMap,
+    Tables, Tx, Verdict,
 };
 
 #[doc(inline)]

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use inbox_core::{
-    CallError, Claim, ClaimKey, Claimed, Claims, DeadLetter, DeadLetterReason, Done, ErrorClass,
-    ExistingEntry, FailureText, HandlerError, IdProblem, InboxDatabase, Incoming, MessageId,
-    Sealed, Session, TraceOfClaim,
+    CallError, Claim, ClaimKey, Claimed, Claims, DeadLetter, DeadLetterReason, ErrorClass,
+    Existing, ExistingEntry, FailureText, HandlerError, IdProblem, InboxDatabase, Incoming,
+    MessageId, Sealed, Session, StateMap, TraceOfClaim,
 };
 use tracing::Instrument as _;
 
@@ -73,6 +73,18 @@ impl<'a, Db: InboxDatabase> Attempt<'a, Db> {
             "messaging.message.id" = self.id.as_str(),
             "messaging.consumer.group.name" = self.registered.consumer.as_str(),
             source = self.job.route.source.as_str(),
+        )
+    }
+
+    /// What its handler sees.
+    pub(crate) fn incoming(&self, number: u32, state: &'a StateMap) -> Incoming<'a> {
+        Incoming::new(
+            &self.job.envelope,
+            self.id,
+            &self.registered.consumer,
+            self.job.route.source.as_str(),
+            number,
+            state,
         )
     }
 
@@ -156,6 +168,8 @@ impl Failure {
 pub(crate) enum Called {
     Succeeded,
     Undecodable(FailureText),
+    /// Those of a batch at these positions.
+    SomeUndecodable(Vec<usize>),
     Misconfigured(FailureText),
     Failed(HandlerError),
     Panicked(String),
@@ -180,7 +194,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    fn text(&self) -> FailureText {
+    pub(crate) fn text(&self) -> FailureText {
         match self {
             Self::Database(error) => FailureText::of_error(error),
             Self::Hung(what) => FailureText::new(format!("{what} took longer than its limit")),
@@ -318,8 +332,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
 
         // Decode, extract, handle: a crash rolls back claim and effect together.
+        let incoming = [attempt.incoming(won.attempts.saturating_add(1), &shared.state)];
         let called = shared
-            .call(&mut session, attempt, won.attempts.saturating_add(1))
+            .call(&mut session, attempt.registered, &incoming)
             .await;
         shared.hook.reach(Step::AfterHandler, attempt.id.as_str());
         match called {
@@ -333,6 +348,11 @@ impl<Db: InboxDatabase> Worker<Db> {
                 return self
                     .keep_claimed(session, attempt, &failure, won.attempts)
                     .await;
+            }
+            // A batch of one says what is wrong with it.
+            Called::SomeUndecodable(_) => {
+                self.put_back(session).await;
+                return Ending::Uncounted { delay: None };
             }
             Called::Misconfigured(text) => {
                 tracing::error!(
@@ -400,11 +420,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         } else {
             GoesOn::WithThisMessage
         };
-        let done = Done {
-            keys: &[attempt.key()],
-            have_failures: won.attempts > 0,
-        };
-        let (sealed, claimed) = self.seal(&mut session, &done, goes_on).await;
+        let keys = [attempt.key()];
+        let have_failures = won.attempts > 0;
+        let (sealed, claimed) = self.seal(&mut session, &keys, have_failures, goes_on).await;
         let failure = match sealed {
             Sealed::Committed => {
                 shared.hook.reach(Step::AfterCommit, attempt.id.as_str());
@@ -459,25 +477,13 @@ impl<Db: InboxDatabase> Worker<Db> {
     }
 
     /// A duplicate: acked after a look at whether it is really the same message.
-    async fn duplicate(&mut self, mut session: Session<Db>, claim: &Claim<'_>) -> Ending {
-        let stored = limited(
-            STATEMENT_LIMIT,
-            "reading the payload hash",
-            session.payload_hash(claim.key()),
-        )
-        .await;
-        match compare_payloads(claim, stored) {
-            Comparison::Done => self.put_back(session).await,
-            Comparison::Gone => {
-                self.put_back(session).await;
-                return Ending::Uncounted { delay: None };
-            }
-            Comparison::Failed => {
-                drop(session);
-                return Ending::Uncounted { delay: None };
-            }
+    async fn duplicate(&mut self, session: Session<Db>, claim: &Claim<'_>) -> Ending {
+        match self.dismiss(session, std::slice::from_ref(claim)).await {
+            Ok(compared) => compared
+                .first()
+                .map_or(Ending::Uncounted { delay: None }, |one| one.ending()),
+            Err(fault) => uncounted("comparing the payloads", &fault),
         }
-        Ending::Done(Outcome::Duplicate)
     }
 
     /// The claim got no answer: a copy is in work elsewhere, or the database is at fault. Never the message.
@@ -525,7 +531,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         let mut session = match session {
             Some(session) => session,
             // One try: when the database is there at once, the connection was lost to this message.
-            None => match self.shared.open_session().await {
+            None => match self.new_session().await {
                 Ok(session) => session,
                 Err(fault) => {
                     tracing::warn!(
@@ -802,12 +808,13 @@ impl<Db: InboxDatabase> Worker<Db> {
         if let Some(session) = self.session.take() {
             return Some(session);
         }
+        let stop = self.shared.stop.clone();
         let mut failures: u32 = 0;
         loop {
             let opened = tokio::select! {
                 biased;
-                opened = self.shared.open_session() => opened,
-                () = self.shared.stop.cancelled() => return None,
+                opened = self.new_session() => opened,
+                () = stop.cancelled() => return None,
             };
             match opened {
                 Ok(session) => return Some(session),
@@ -825,6 +832,12 @@ impl<Db: InboxDatabase> Worker<Db> {
                 () = self.shared.stop.cancelled() => return None,
             }
         }
+    }
+
+    /// A session in place of one that is gone, or given back.
+    async fn new_session(&mut self) -> Result<Session<Db>, Fault> {
+        self.lose_unflushed().await;
+        self.shared.open_session().await
     }
 
     /// Turns the end of an attempt into the share's status, and says so.
@@ -905,20 +918,11 @@ impl<Db: InboxDatabase> Shared<Db> {
     pub(crate) async fn call(
         &self,
         session: &mut Session<Db>,
-        attempt: &Attempt<'_, Db>,
-        number: u32,
+        registered: &Registered<Db>,
+        incoming: &[Incoming<'_>],
     ) -> Called {
-        let registered = attempt.registered;
-        let incoming = [Incoming::new(
-            &attempt.job.envelope,
-            attempt.id,
-            &registered.consumer,
-            &attempt.job.route.source,
-            number,
-            &self.state,
-        )];
         let call =
-            AssertUnwindSafe(async { registered.handler.call(&incoming, session.tx()).await })
+            AssertUnwindSafe(async { registered.handler.call(incoming, session.tx()).await })
                 .catch_unwind();
         let answer = tokio::select! {
             biased;
@@ -929,6 +933,7 @@ impl<Db: InboxDatabase> Shared<Db> {
         match answer {
             Ok(Ok(())) => Called::Succeeded,
             Ok(Err(CallError::Decode(error))) => Called::Undecodable(FailureText::of_error(&error)),
+            Ok(Err(CallError::DecodeSome(positions))) => Called::SomeUndecodable(positions),
             Ok(Err(CallError::Handler(error))) => Called::Failed(error),
             Ok(Err(other)) => Called::Misconfigured(FailureText::of_error(&other)),
             Err(panic) => Called::Panicked(panic_text(&*panic)),
@@ -973,46 +978,42 @@ impl<Db: InboxDatabase> Shared<Db> {
 }
 
 /// What came of comparing a duplicate with what was processed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Comparison {
-    Done,
+    /// The message was processed; another payload under its id was told.
+    Known,
     /// Neither could the claim be made nor is one there: a purge came in between, or something swallows claims.
     Gone,
-    Failed,
+}
+
+impl Comparison {
+    pub(crate) const fn ending(self) -> Ending {
+        match self {
+            Self::Known => Ending::Done(Outcome::Duplicate),
+            Self::Gone => Ending::Uncounted { delay: None },
+        }
+    }
 }
 
 /// Says when a duplicate has another payload than the message that was processed.
-pub(crate) fn compare_payloads(
-    claim: &Claim<'_>,
-    stored: Result<Option<Option<Vec<u8>>>, Fault>,
-) -> Comparison {
-    match stored {
-        Ok(Some(stored)) => {
-            if claim.payload_hash().contradicts(stored.as_deref()) {
-                tracing::error!(
-                    consumer = claim.key().consumer,
-                    message_id = claim.key().message_id,
-                    "another payload under an id that was processed before: the id is not unique, or the \
-                     producer changed the message between two sends; it is skipped as a duplicate"
-                );
-            }
-            Comparison::Done
-        }
-        Ok(None) => {
-            tracing::warn!(
-                consumer = claim.key().consumer,
-                message_id = claim.key().message_id,
-                "the claim was neither made nor is it there (a trigger on the table?); trying again"
-            );
-            Comparison::Gone
-        }
-        Err(fault) => {
-            tracing::warn!(
-                error = fault.text().as_str(),
-                "the payloads could not be compared"
-            );
-            Comparison::Failed
-        }
+pub(crate) fn compare_payloads(claim: &Claim<'_>, existing: &Existing) -> Comparison {
+    let Existing::Claim { payload_hash } = existing else {
+        tracing::warn!(
+            consumer = claim.key().consumer,
+            message_id = claim.key().message_id,
+            "the claim was neither made nor is it there (a trigger on the table?); trying again"
+        );
+        return Comparison::Gone;
+    };
+    if claim.payload_hash().contradicts(payload_hash.as_deref()) {
+        tracing::error!(
+            consumer = claim.key().consumer,
+            message_id = claim.key().message_id,
+            "another payload under an id that was processed before: the id is not unique, or the \
+             producer changed the message between two sends; it is skipped as a duplicate"
+        );
     }
+    Comparison::Known
 }
 
 /// The message as a dead letter of this consumer.

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
@@ -5,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use inbox_core::{
     Capabilities, ConsumerName, Envelope, HandlerFuture, HandlerOn, HandlerSpec, IdSource,
-    InboxDatabase, Incoming, Tx,
+    InboxDatabase, Incoming, OrderBy, Tx,
 };
 
 /// A handler as the path runs it.
@@ -27,10 +28,10 @@ impl<Db: InboxDatabase> Registered<Db> {
         spec: HandlerSpec,
         handler: Box<dyn Callable<Db>>,
         begin: Arc<str>,
-        messages_per_transaction: usize,
+        messages_per_transaction: PerTransaction,
     ) -> Self {
         let sharing = Sharing::new(if spec.own_transaction {
-            1
+            PerTransaction::ONE
         } else {
             messages_per_transaction
         });
@@ -76,12 +77,31 @@ impl<Db: InboxDatabase> fmt::Debug for Registered<Db> {
     }
 }
 
+/// How many messages may share a transaction at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PerTransaction {
+    /// Where messages with the same order key go to the same worker, so that transactions seldom meet.
+    pub(crate) ordered: usize,
+    pub(crate) unordered: usize,
+}
+
+impl PerTransaction {
+    const ONE: Self = Self {
+        ordered: 1,
+        unordered: 1,
+    };
+
+    pub(crate) fn most(self) -> usize {
+        self.ordered.max(self.unordered)
+    }
+}
+
 /// How many messages of a handler may share a transaction: more and more while that goes well, one after it did not.
 ///
 /// What is read and written here is a guess about the future, so nothing depends on the order of the accesses.
 #[derive(Debug)]
 pub(crate) struct Sharing {
-    most: usize,
+    most: PerTransaction,
     now: AtomicUsize,
     /// Messages to go one at a time before sharing is tried again.
     alone: AtomicUsize,
@@ -93,7 +113,7 @@ impl Sharing {
     /// And after transactions stood in each other's way, which costs a second in a deadlock.
     const AFTER_A_CONFLICT: usize = 2000;
 
-    const fn new(most: usize) -> Self {
+    const fn new(most: PerTransaction) -> Self {
         Self {
             most,
             now: AtomicUsize::new(1),
@@ -101,13 +121,22 @@ impl Sharing {
         }
     }
 
-    pub(crate) fn limit(&self) -> usize {
+    pub(crate) fn limit(&self, is_ordered: bool) -> usize {
+        let most = if is_ordered {
+            self.most.ordered
+        } else {
+            self.most.unordered
+        };
+        self.now().min(most)
+    }
+
+    fn now(&self) -> usize {
         self.now.load(Ordering::Relaxed)
     }
 
     /// A transaction of so many messages ended, without a failure where several shared it.
     pub(crate) fn note_end(&self, messages: usize, is_quick: bool) {
-        if self.most == 1 {
+        if self.most.most() == 1 {
             return;
         }
         let alone = self.alone.load(Ordering::Relaxed);
@@ -116,11 +145,11 @@ impl Sharing {
                 .store(alone.saturating_sub(messages), Ordering::Relaxed);
             return;
         }
-        let now = self.limit();
+        let now = self.now();
         let next = if !is_quick {
             (messages / 2).max(1)
         } else if messages >= now {
-            (now * 2).min(self.most)
+            (now * 2).min(self.most.most())
         } else {
             now
         };
@@ -186,6 +215,16 @@ pub(crate) enum Destination<Db: InboxDatabase> {
 }
 
 impl<Db: InboxDatabase> Route<Db> {
+    /// The value that orders a message among others, for a handler.
+    pub(crate) fn order_key<'e>(
+        &self,
+        spec: &HandlerSpec,
+        envelope: &'e Envelope,
+    ) -> Option<Cow<'e, str>> {
+        let by_source = self.capabilities.orders_by_key.then_some(OrderBy::Key);
+        envelope.order_key(spec.order_by.or(by_source)?)
+    }
+
     pub(crate) fn destination(&self, envelope: &Envelope) -> Destination<Db> {
         let type_name = envelope.type_name();
         let takes = |handler: &Registered<Db>| {

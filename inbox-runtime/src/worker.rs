@@ -8,11 +8,13 @@ use sqlx::Pool;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{self, RetryPolicy};
+use crate::flush::Unflushed;
 use crate::gate::Gate;
 use crate::group::Group;
 use crate::hold::Hold;
 use crate::job::{Job, Next, Status, Wait, Work};
 use crate::path::{Admitted, Opened};
+use crate::queue::{Queue, WorkerNumber};
 use crate::testing::{Step, StepHook};
 
 /// How long a worker without work keeps its connection from the pool.
@@ -36,6 +38,7 @@ pub(crate) struct Shared<Db: InboxDatabase> {
     pub(crate) longest_hold: Duration,
     pub(crate) retry: RetryPolicy,
     pub(crate) broken_after: u32,
+    pub(crate) ack_after_flush: bool,
     pub(crate) hook: StepHook,
     /// No new handler starts.
     pub(crate) stop: CancellationToken,
@@ -48,8 +51,9 @@ pub(crate) struct Shared<Db: InboxDatabase> {
 /// It is never dropped half-way: shutdown waits for it, and it checks the tokens where it can leave nothing
 /// behind.
 pub(crate) struct Worker<Db: InboxDatabase> {
+    pub(crate) number: WorkerNumber,
     pub(crate) shared: Arc<Shared<Db>>,
-    pub(crate) queue: async_channel::Receiver<Job<Db>>,
+    pub(crate) queue: Arc<Queue<Db>>,
     /// Taken from the pool when work comes, kept while there is more, given back when idle.
     pub(crate) session: Option<Session<Db>>,
     /// What comes next.
@@ -61,9 +65,29 @@ pub(crate) struct Worker<Db: InboxDatabase> {
     /// Whether the claims of what comes next may share the round trip of the next commit. Not while this message
     /// needs the session again.
     pub(crate) may_look_ahead: bool,
+    /// What is done and not acked yet.
+    pub(crate) unflushed: Unflushed<Db>,
 }
 
 impl<Db: InboxDatabase> Worker<Db> {
+    pub(crate) fn new(
+        number: WorkerNumber,
+        shared: Arc<Shared<Db>>,
+        queue: Arc<Queue<Db>>,
+    ) -> Self {
+        Self {
+            number,
+            queue,
+            session: None,
+            ahead: None,
+            ahead_opened: None,
+            put_off: None,
+            may_look_ahead: false,
+            unflushed: Unflushed::new(shared.ack_after_flush),
+            shared,
+        }
+    }
+
     /// Runs until the runtime stops; answers how many handlers were cut off.
     pub(crate) async fn run(mut self) -> usize {
         let mut cut_off = 0;
@@ -77,6 +101,9 @@ impl<Db: InboxDatabase> Worker<Db> {
                 },
             };
             if let Some(mut group) = group {
+                if opened.is_none() {
+                    self.linger(&mut group).await;
+                }
                 // A panic in the path itself (a handler's is caught there) must not cost us the worker and, with
                 // it, the deliveries.
                 let running = AssertUnwindSafe(self.run_group(&mut group, opened)).catch_unwind();
@@ -97,6 +124,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         if let Some(job) = self.put_off.take() {
             self.shared.hold.until(Instant::now(), job);
         }
+        self.flush().await;
         self.release().await;
         cut_off
     }
@@ -115,21 +143,26 @@ impl<Db: InboxDatabase> Worker<Db> {
         if let Some(job) = self.put_off.take() {
             return Some(job);
         }
+        if let Some(job) = self.queue.try_take(self.number) {
+            return Some(job);
+        }
+        // Nothing follows whose commit could flush the ones before.
+        self.flush().await;
         if self.session.is_some() {
             let waited = tokio::select! {
                 biased;
                 () = self.shared.stop.cancelled() => return None,
-                job = tokio::time::timeout(LINGER, self.queue.recv()) => job,
+                job = tokio::time::timeout(LINGER, self.queue.take(self.number)) => job,
             };
             if let Ok(job) = waited {
-                return job.ok();
+                return Some(job);
             }
             self.release().await;
         }
         tokio::select! {
             biased;
             () = self.shared.stop.cancelled() => None,
-            job = self.queue.recv() => job.ok(),
+            job = self.queue.take(self.number) => Some(job),
         }
     }
 
@@ -216,7 +249,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         job.work = work;
         match at_gate {
             Some((consumer, id)) => self.park(&consumer, &id, job),
-            None => self.shared.settle(vec![job]).await,
+            None => self.settle(vec![job]).await,
         }
         cut_off
     }
@@ -242,6 +275,8 @@ impl<Db: InboxDatabase> Shared<Db> {
     pub(crate) async fn settle(&self, jobs: Vec<Job<Db>>) {
         let mut acked = Vec::with_capacity(jobs.len());
         for mut job in jobs {
+            // What is next in its lane need not wait for the broker.
+            job.turn = None;
             match job.next(self.longest_hold) {
                 Next::Ack => {
                     self.hook.reach(

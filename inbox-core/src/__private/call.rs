@@ -34,7 +34,7 @@ impl<'a, Lent> Call<'a, Lent> {
 pub type Begun<Running, Returned> = Either<Map<Running, fn(Returned) -> Called>, Ready<Called>>;
 
 macro_rules! begins {
-    ($($name:ident($($extractor:ident: $Extractor:ident),*);)*) => {$(
+    ($($name:ident, $batch:ident($($extractor:ident: $Extractor:ident),*);)*) => {$(
         /// Decodes the message, makes the extractors in their order and calls the handler. The first error ends it.
         #[allow(clippy::too_many_arguments)]
         pub fn $name<'a, Lent, Message, Transaction, $($Extractor,)* Running, Returned>(
@@ -57,25 +57,47 @@ macro_rules! begins {
             };
             begun(begin(), outcome)
         }
+
+        /// The same for a handler of batches.
+        #[allow(clippy::too_many_arguments)]
+        pub fn $batch<'a, Lent, Messages, Transaction, $($Extractor,)* Running, Returned>(
+            call: Call<'a, Lent>,
+            decode: fn(&[Incoming<'_>]) -> Result<Messages, CallError>,
+            lend: fn(&mut Lent) -> &mut Transaction,
+            $($extractor: fn(&[Incoming<'_>]) -> Result<$Extractor, ExtractError>,)*
+            handler: impl FnOnce(Messages, &'a mut Transaction, $($Extractor),*) -> Running,
+            outcome: fn(Returned) -> Called,
+        ) -> Begun<Running, Returned>
+        where
+            Transaction: 'a,
+            Running: Future<Output = Returned>,
+        {
+            let begin = || {
+                let messages = decode(call.incoming)?;
+                $(let $extractor = $extractor(call.incoming)?;)*
+                Ok(handler(messages, lend(call.tx), $($extractor),*))
+            };
+            begun(begin(), outcome)
+        }
     )*};
 }
 
 begins! {
-    begin_0();
-    begin_1(a: A);
-    begin_2(a: A, b: B);
-    begin_3(a: A, b: B, c: C);
-    begin_4(a: A, b: B, c: C, d: D);
-    begin_5(a: A, b: B, c: C, d: D, e: E);
-    begin_6(a: A, b: B, c: C, d: D, e: E, f: F);
-    begin_7(a: A, b: B, c: C, d: D, e: E, f: F, g: G);
-    begin_8(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H);
-    begin_9(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I);
-    begin_10(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J);
-    begin_11(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J, k: K);
-    begin_12(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J, k: K, l: L);
-    begin_13(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J, k: K, l: L, m: M);
-    begin_14(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J, k: K, l: L, m: M, n: N);
+    begin_0, begin_batch_0();
+    begin_1, begin_batch_1(a: A);
+    begin_2, begin_batch_2(a: A, b: B);
+    begin_3, begin_batch_3(a: A, b: B, c: C);
+    begin_4, begin_batch_4(a: A, b: B, c: C, d: D);
+    begin_5, begin_batch_5(a: A, b: B, c: C, d: D, e: E);
+    begin_6, begin_batch_6(a: A, b: B, c: C, d: D, e: E, f: F);
+    begin_7, begin_batch_7(a: A, b: B, c: C, d: D, e: E, f: F, g: G);
+    begin_8, begin_batch_8(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H);
+    begin_9, begin_batch_9(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I);
+    begin_10, begin_batch_10(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J);
+    begin_11, begin_batch_11(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J, k: K);
+    begin_12, begin_batch_12(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J, k: K, l: L);
+    begin_13, begin_batch_13(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J, k: K, l: L, m: M);
+    begin_14, begin_batch_14(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J, k: K, l: L, m: M, n: N);
 }
 
 fn begun<Running, Returned>(

@@ -41,6 +41,9 @@ pub trait InboxDatabase: Database + sealed::Sealed {
     /// How many workers may write at once, where the database itself is the limit.
     const MAX_CONCURRENCY: Option<usize>;
 
+    /// Whether a commit can be answered before it is durable and be flushed later.
+    const COMMITS_ASYNCHRONOUSLY: bool;
+
     /// The isolation levels that it has.
     const ISOLATION_LEVELS: &'static [crate::handler::Isolation];
 
@@ -129,12 +132,41 @@ pub trait InboxDatabase: Database + sealed::Sealed {
     /// knows what became of it.
     fn is_known_rollback(error: &sqlx::Error) -> bool;
 
-    /// The payload hash of an existing claim; outer `None`: the claim is gone.
-    fn payload_hash(
+    /// What is there under keys that could not be claimed, in their order.
+    fn existing(
         conn: &mut Self::Connection,
         statements: &Self::Statements,
-        key: ClaimKey<'_>,
-    ) -> impl Future<Output = Result<Option<Option<Vec<u8>>>, sqlx::Error>> + Send;
+        guard: &mut Self::Guard,
+        keys: &[ClaimKey<'_>],
+    ) -> impl Future<Output = Result<Vec<Existing>, sqlx::Error>> + Send;
+
+    /// Ends a transaction that has won no claim: answers what is there under the keys, and rolls back.
+    ///
+    /// `next` is claimed as soon as that is done, and only then: an error of it belongs to it.
+    #[expect(
+        clippy::type_complexity,
+        reason = "two answers, each of which can fail"
+    )]
+    fn dismiss(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        guard: &mut Self::Guard,
+        keys: &[ClaimKey<'_>],
+        next: Option<&Claims<'_>>,
+    ) -> impl Future<
+        Output = Result<(Vec<Existing>, Option<Result<Vec<Claimed>, sqlx::Error>>), sqlx::Error>,
+    > + Send;
+
+    /// Waits until everything that was committed before on this very session is durable. No transaction may be open.
+    ///
+    /// # Errors
+    ///
+    /// Then it is not known what is durable, also when another session would answer otherwise.
+    fn flush(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        guard: &mut Self::Guard,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Whether a claim is committed, and whether by the transaction that left `mark`.
     fn trace(
@@ -242,6 +274,21 @@ pub struct Done<'a> {
     pub keys: &'a [ClaimKey<'a>],
     /// Whether any of them has counted failures.
     pub have_failures: bool,
+    /// Whether the commit is answered when it is durable, or before ([`InboxDatabase::flush`] comes later).
+    pub is_durable: bool,
+}
+
+/// What is there under a key that could not be claimed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Existing {
+    /// Nothing: a purge came in between, or something swallows claims.
+    Absent,
+    /// The claim of a message that was processed.
+    Claim {
+        /// The hash of its payload, where it was stored.
+        payload_hash: Option<Vec<u8>>,
+    },
 }
 
 /// The SHA-256 of a payload behind one byte that names the algorithm, so that another one can follow.
@@ -287,7 +334,7 @@ pub enum Claimed {
         /// What [`InboxDatabase::trace`] recognises this transaction by.
         mark: Option<String>,
     },
-    /// The message was processed before, if its claim is there: [`InboxDatabase::payload_hash`] tells. Without that
+    /// The message was processed before, if its claim is there: [`InboxDatabase::existing`] tells. Without that
     /// look, "no row" may be the answer to something else, or the doing of a trigger.
     Duplicate,
 }

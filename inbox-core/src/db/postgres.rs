@@ -11,9 +11,9 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Finding, InboxDatabase, Inspection,
-    MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, level, migrations,
-    roll_back_all, schema_findings, uneven_depth,
+    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Existing, Finding, InboxDatabase,
+    Inspection, MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, level,
+    migrations, roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
@@ -42,7 +42,6 @@ impl super::sealed::Sealed for Postgres {}
 #[derive(Debug)]
 pub struct PostgresStatements {
     is_dead: Statement,
-    payload_hash: Statement,
     trace: Statement,
     withdraw: Statement,
     dead_letter: Statement,
@@ -53,12 +52,16 @@ pub struct PostgresStatements {
     claim_many: String,
     fence: String,
     fence_many: String,
+    existing: String,
+    flush: String,
     /// The lock timeout of a session as the pool hands it out.
     lock_timeout: String,
     /// Brings back the role that may read the claims, which a handler may have left for a narrower one.
     own_role: String,
     /// States the durability of a commit, which a handler may have changed.
     durable: String,
+    /// States that a commit also waits for all commits before it.
+    flushing: String,
     /// The text before and after the place of the claim's row.
     forget_failures: (String, String),
     /// Brings a session to the state in which every transaction of ours begins.
@@ -93,6 +96,8 @@ struct Prepared {
     claim_many: String,
     fence: String,
     fence_many: String,
+    existing: String,
+    flush: String,
 }
 
 impl Prepared {
@@ -105,7 +110,20 @@ impl Prepared {
             claim_many: name("claim_many"),
             fence: name("fence"),
             fence_many: name("fence_many"),
+            existing: name("existing"),
+            flush: name("flush"),
         }
+    }
+
+    /// Adds the question for what is there under keys of one consumer.
+    fn write_existing(&self, text: &mut String, keys: &[ClaimKey<'_>], nonce: &Nonce) {
+        text.extend(["EXECUTE ", &self.existing, "('"]);
+        write_hex_array(text, keys.iter().map(|key| Some(key.message_id.as_bytes())));
+        text.push_str("','");
+        if let Some(key) = keys.first() {
+            write_hex(text, key.consumer.as_bytes());
+        }
+        text.extend(["','", &nonce.0, "')"]);
     }
 }
 
@@ -116,6 +134,8 @@ impl InboxDatabase for Postgres {
         Isolation::RepeatableRead,
         Isolation::Serializable,
     ];
+
+    const COMMITS_ASYNCHRONOUSLY: bool = true;
 
     type Statements = PostgresStatements;
     type Guard = PostgresGuard;
@@ -189,8 +209,10 @@ impl InboxDatabase for Postgres {
                 claim_many,
                 fence,
                 fence_many,
+                existing,
+                flush,
             } = prepared;
-            for name in [claim, claim_many, fence, fence_many] {
+            for name in [claim, claim_many, fence, fence_many, existing, flush] {
                 let _ = write!(text, "DEALLOCATE {name}; ");
             }
         }
@@ -345,24 +367,87 @@ impl InboxDatabase for Postgres {
             .is_some_and(|e| e.severity() == PgSeverity::Error)
     }
 
-    async fn payload_hash(
+    async fn existing(
+        conn: &mut PgConnection,
+        _statements: &PostgresStatements,
+        guard: &mut PostgresGuard,
+        keys: &[ClaimKey<'_>],
+    ) -> Result<Vec<Existing>, sqlx::Error> {
+        let nonce = Nonce::new();
+        let mut text = String::with_capacity(256);
+        let prepared = guard.prepared.as_ref().ok_or_else(not_prepared)?;
+        prepared.write_existing(&mut text, keys, &nonce);
+        let answers = Answers::of(conn, text).await;
+        match answers.error {
+            None => judge_existing(&answers.rows, keys, &nonce),
+            Some(error) => Err(error),
+        }
+    }
+
+    async fn dismiss(
         conn: &mut PgConnection,
         statements: &PostgresStatements,
-        key: ClaimKey<'_>,
-    ) -> Result<Option<Option<Vec<u8>>>, sqlx::Error> {
+        guard: &mut PostgresGuard,
+        keys: &[ClaimKey<'_>],
+        next: Option<&Claims<'_>>,
+    ) -> Result<(Vec<Existing>, Option<Result<Vec<Claimed>, sqlx::Error>>), sqlx::Error> {
+        level::<Self>(conn)?;
         let nonce = Nonce::new();
-        let row = sqlx::query(statements.payload_hash.text())
-            .bind(key.message_id)
-            .bind(key.consumer)
-            .bind(&nonce.0)
-            .fetch_one(conn)
-            .await?;
-        let is_there: bool = row.try_get(0)?;
-        let hash = row.try_get(1)?;
-        if !nonce.is_in(&[row], 2) {
+        let mut text = String::with_capacity(1536);
+        let prepared = guard.prepared.as_ref().ok_or_else(not_prepared)?;
+        prepared.write_existing(&mut text, keys, &nonce);
+        text.push_str("; ROLLBACK");
+        if let Some(claims) = next {
+            text.push_str("; ");
+            statements.write_claims(&mut text, prepared, claims, &nonce);
+        }
+        let mut answers = Answers::of(conn, text).await;
+        // One answer with a row for each key, and ROLLBACK's.
+        if !answers.rows_before.starts_with(&[keys.len(), keys.len()]) {
+            return Err(answers.error.unwrap_or_else(garbled));
+        }
+        guard.is_open = next.is_some();
+        let rows = answers.rows.split_off(keys.len());
+        let existing = judge_existing(&answers.rows, keys, &nonce)?;
+        let claimed = match (next, answers.error) {
+            (None, _) => None,
+            (Some(_), Some(error)) => Some(Err(error)),
+            (Some(claims), None) => Some(
+                statements
+                    .judge_claims(conn, guard, claims, &nonce, rows)
+                    .await,
+            ),
+        };
+        Ok((existing, claimed))
+    }
+
+    async fn flush(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        guard: &mut PostgresGuard,
+    ) -> Result<(), sqlx::Error> {
+        level::<Self>(conn)?;
+        let nonce = Nonce::new();
+        // The prepared statement proves that the session is the one that committed: behind a pooler, or after a
+        // restart of the server, there is none of its name.
+        let prepared = guard.prepared.as_ref().ok_or_else(not_prepared)?;
+        let text = format!(
+            "{settle}; BEGIN READ WRITE; {durable}EXECUTE {flush} ('{nonce}'); COMMIT",
+            settle = statements.settle_session,
+            durable = statements.flushing,
+            flush = prepared.flush,
+            nonce = nonce.0,
+        );
+        guard.is_open = true;
+        let answers = Answers::of(conn, text).await;
+        if let Some(error) = answers.error {
+            return Err(error);
+        }
+        if !nonce.is_in(&answers.rows, 0) {
             return Err(garbled());
         }
-        Ok(is_there.then_some(hash))
+        guard.is_open = false;
+        Ok(())
     }
 
     async fn trace(
@@ -502,6 +587,8 @@ impl PostgresStatements {
                 "tid[], text[], text, text",
                 &self.fence_many,
             ),
+            (&prepared.existing, "text[], text, text", &self.existing),
+            (&prepared.flush, "text", &self.flush),
         ] {
             let _ = write!(text, "PREPARE {name} ({parameters}) AS {statement}; ");
         }
@@ -532,7 +619,12 @@ impl PostgresStatements {
         if let Some(key) = done.keys.first() {
             write_hex(text, key.consumer.as_bytes());
         }
-        text.extend(["','", &nonce.0, "'); ", &self.durable]);
+        text.extend(["','", &nonce.0, "'); "]);
+        text.push_str(if done.is_durable {
+            &self.durable
+        } else {
+            "SET LOCAL synchronous_commit = off; "
+        });
         if done.have_failures {
             let (before, after) = &self.forget_failures;
             text.extend([before.as_str(), &guard.claim_rows, after]);
@@ -750,11 +842,23 @@ impl PostgresStatements {
                 "ANY ($1)",
                 "ANY ($2)",
             ),
-            own_role: effective.own_role.clone(),
-            durable: format!(
-                "SET LOCAL synchronous_commit = {}; ",
-                literal(&effective.synchronous_commit)
+            existing: format!(
+                "SELECT claimed.message_id IS NOT NULL, pg_catalog.encode(claimed.payload_hash, 'hex'), $3 \
+                     FROM pg_catalog.unnest($1) WITH ORDINALITY AS asked (id, place) \
+                     LEFT JOIN {processed} AS claimed ON claimed.message_id OPERATOR(pg_catalog.=) {id} \
+                     AND claimed.consumer_name OPERATOR(pg_catalog.=) {consumer} ORDER BY asked.place",
+                id = from_hex("asked.id"),
+                consumer = from_hex("$2"),
             ),
+            // A record of the log belongs to a transaction, whose commit waits for everything logged before it.
+            flush: "SELECT $1 FROM pg_catalog.pg_logical_emit_message(true, 'inbox', '')"
+                .to_owned(),
+            own_role: effective.own_role.clone(),
+            durable: synchronous_commit(&effective.synchronous_commit),
+            flushing: synchronous_commit(match effective.synchronous_commit.as_str() {
+                "off" => "on",
+                other => other,
+            }),
             forget_failures: (
                 format!(
                     "DELETE FROM {attempts} AS counted USING {processed} AS claimed \
@@ -763,10 +867,6 @@ impl PostgresStatements {
                 ),
                 "'::tid[]); ".to_owned(),
             ),
-            payload_hash: Statement::new(format!(
-                "SELECT EXISTS (SELECT 1 FROM {processed} WHERE {key}), \
-                 (SELECT payload_hash FROM {processed} WHERE {key}), $3::text"
-            )),
             trace: Statement::new(format!("SELECT xmin::text FROM {processed} WHERE {key}")),
             withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
             dead_letter: Statement::new(format!(
@@ -837,6 +937,41 @@ fn claim_parts<'a>(claim: &'a Claim<'_>) -> [Option<&'a [u8]>; CLAIM_PARTS] {
         claim.correlation_id.as_deref().map(str::as_bytes),
         Some(claim.payload_hash.as_bytes()),
     ]
+}
+
+fn synchronous_commit(level: &str) -> String {
+    format!("SET LOCAL synchronous_commit = {}; ", literal(level))
+}
+
+fn not_prepared() -> sqlx::Error {
+    sqlx::Error::Protocol("the session has made no claim".to_owned())
+}
+
+/// What the rows say: one for each key, in their order.
+fn judge_existing(
+    rows: &[PgRow],
+    keys: &[ClaimKey<'_>],
+    nonce: &Nonce,
+) -> Result<Vec<Existing>, sqlx::Error> {
+    if rows.len() != keys.len() || !nonce.is_in(rows, 2) {
+        return Err(garbled());
+    }
+    let existing = |row: &PgRow| {
+        if !row.try_get::<bool, _>(0)? {
+            return Ok(Existing::Absent);
+        }
+        let payload_hash: Option<&str> = row.try_get(1)?;
+        Ok(Existing::Claim {
+            payload_hash: payload_hash.map(bytes_of_hex),
+        })
+    };
+    rows.iter().map(existing).collect()
+}
+
+fn bytes_of_hex(text: &str) -> Vec<u8> {
+    let digit = |digit: &u8| char::from(*digit).to_digit(16).unwrap_or_default() as u8;
+    let byte = |pair: &[u8]| pair.iter().fold(0, |byte, next| byte << 4 | digit(next));
+    text.as_bytes().chunks(2).map(byte).collect()
 }
 
 /// A word that only the answer to this very text can contain.

@@ -10,9 +10,9 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Finding, InboxDatabase, Inspection,
-    MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, migrations,
-    roll_back_all, schema_findings, uneven_depth,
+    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Existing, Finding, InboxDatabase,
+    Inspection, MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text,
+    migrations, roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
@@ -69,6 +69,8 @@ pub struct SqliteGuard {
 impl InboxDatabase for Sqlite {
     const MAX_CONCURRENCY: Option<usize> = Some(1);
     const ISOLATION_LEVELS: &'static [Isolation] = &[Isolation::ReadCommitted];
+
+    const COMMITS_ASYNCHRONOUSLY: bool = false;
 
     type Statements = SqliteStatements;
     type Guard = SqliteGuard;
@@ -294,17 +296,52 @@ impl InboxDatabase for Sqlite {
         )
     }
 
-    async fn payload_hash(
+    async fn existing(
         conn: &mut SqliteConnection,
         statements: &SqliteStatements,
-        key: ClaimKey<'_>,
-    ) -> Result<Option<Option<Vec<u8>>>, sqlx::Error> {
-        let row: Option<SqliteRow> = sqlx::query(statements.payload_hash.text())
-            .bind(key.message_id)
-            .bind(key.consumer)
-            .fetch_optional(conn)
-            .await?;
-        row.map(|row| row.try_get(0)).transpose()
+        _guard: &mut SqliteGuard,
+        keys: &[ClaimKey<'_>],
+    ) -> Result<Vec<Existing>, sqlx::Error> {
+        let mut existing = Vec::with_capacity(keys.len());
+        for key in keys {
+            let row: Option<SqliteRow> = sqlx::query(statements.payload_hash.text())
+                .bind(key.message_id)
+                .bind(key.consumer)
+                .fetch_optional(&mut *conn)
+                .await?;
+            existing.push(match row {
+                None => Existing::Absent,
+                Some(row) => Existing::Claim {
+                    payload_hash: row.try_get(0)?,
+                },
+            });
+        }
+        Ok(existing)
+    }
+
+    async fn dismiss(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        guard: &mut SqliteGuard,
+        keys: &[ClaimKey<'_>],
+        next: Option<&Claims<'_>>,
+    ) -> Result<(Vec<Existing>, Option<Result<Vec<Claimed>, sqlx::Error>>), sqlx::Error> {
+        let existing = Self::existing(conn, statements, guard, keys).await?;
+        Self::roll_back(conn, guard).await?;
+        let claimed = match next {
+            Some(next) => Some(Self::claim(conn, statements, guard, next).await),
+            None => None,
+        };
+        Ok((existing, claimed))
+    }
+
+    async fn flush(
+        _conn: &mut SqliteConnection,
+        _statements: &SqliteStatements,
+        _guard: &mut SqliteGuard,
+    ) -> Result<(), sqlx::Error> {
+        // Every commit was durable when it was answered.
+        Ok(())
     }
 
     async fn trace(

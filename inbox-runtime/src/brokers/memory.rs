@@ -231,7 +231,8 @@ impl MemoryBroker {
             queue: queue.to_owned(),
             capabilities: Capabilities::new()
                 .longest_delay(LONGEST_DELAY)
-                .counts_hand_backs(false),
+                .counts_hand_backs(false)
+                .orders_by_key(true),
             counts_deliveries: true,
             id_sources: vec![IdSource::Property, IdSource::CloudEvents],
         }
