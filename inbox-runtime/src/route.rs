@@ -96,7 +96,7 @@ impl PerTransaction {
     }
 }
 
-/// How many messages of a handler may share a transaction: more and more while that goes well, one after it did not.
+/// How many messages of a handler may share a transaction: more while that goes well, fewer after it did not.
 ///
 /// What is read and written here is a guess about the future, so nothing depends on the order of the accesses.
 #[derive(Debug)]
@@ -108,9 +108,7 @@ pub(crate) struct Sharing {
 }
 
 impl Sharing {
-    /// How many messages go alone after a shared transaction failed by one of them.
-    const AFTER_A_FAILURE: usize = 16;
-    /// And after transactions stood in each other's way, which costs a second in a deadlock.
+    /// How many messages go alone after transactions stood in each other's way, which costs a second in a deadlock.
     const AFTER_A_CONFLICT: usize = 2000;
 
     const fn new(most: PerTransaction) -> Self {
@@ -160,13 +158,14 @@ impl Sharing {
 
     /// A shared transaction failed: a message of it does, or two transactions stood in each other's way.
     pub(crate) fn note_failure(&self, is_conflict: bool) {
-        let alone = if is_conflict {
-            Self::AFTER_A_CONFLICT
+        if is_conflict {
+            self.alone
+                .fetch_max(Self::AFTER_A_CONFLICT, Ordering::Relaxed);
+            self.now.store(1, Ordering::Relaxed);
         } else {
-            Self::AFTER_A_FAILURE
-        };
-        self.alone.fetch_max(alone, Ordering::Relaxed);
-        self.now.store(1, Ordering::Relaxed);
+            // Half the messages meet a failing one half as often.
+            self.now.store((self.now() / 2).max(1), Ordering::Relaxed);
+        }
     }
 }
 
