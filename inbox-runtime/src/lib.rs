@@ -89,11 +89,11 @@ pub use inbox_core::__private;
 pub use inbox_core::{
     Assignment, Attempt, Batch, BatchLimits, Batched, BoxError, CallError, Capabilities,
     ConsumerName, DecodeError, DedupKey, Deliveries, Delivery, Envelope, ExtractError, FromBatch,
-    FromDelivery, Handler, HandlerError, HandlerOn, HandlerOutcome, HandlerSpec, HandlerTx,
-    Headers, IdSource, IdempotencyKey, InboxDatabase, Incoming, Isolation, Message, MessageId,
-    Messages, MigrationError, OrderBy, PublishError, Publisher, Requirements, SameDatabase,
-    Savepoint, Settle, SettleError, SettleToken, SharedState, Source, SourceError, State, StateMap,
-    Tables, Tx, Verdict,
+    FromDelivery, Handler, HandlerError, HandlerFuture, HandlerOn, HandlerOutcome, HandlerSpec,
+    HandlerTx, Headers, IdSource, IdempotencyKey, InboxDatabase, Incoming, Isolation, Message,
+    MessageId, Messages, MigrationError, OrderBy, PublishError, Publisher, Requirements,
+    SameDatabase, Savepoint, Settle, SettleError, SettleToken, SharedState, Source, SourceError,
+    State, StateMap, Tables, Tx, Verdict,
 };
 
 #[doc(inline)]

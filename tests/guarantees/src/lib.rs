@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // What goes wrong here has to fail the test.
 
 pub mod child;
+pub mod dispatch;
 pub mod proxy;
 pub mod rabbitmq;
 pub mod recorded;

@@ -11,6 +11,7 @@ use inbox_runtime::{
 };
 use sqlx::{AssertSqlSafe, Executor as _, Pool, Postgres, Row as _, Sqlite};
 
+use crate::dispatch::Serve as _;
 use crate::{Running, all_acked, order};
 
 /// One thing that a handler does after it has billed its message.
@@ -220,7 +221,7 @@ impl Stage {
         let broker = MemoryBroker::new();
         let builder = Inbox::builder(pool.clone())
             .source("orders", broker.source("orders"))
-            .register(handler)
+            .serve(handler)
             .state(script.clone())
             .concurrency(1)
             .retry(RetryPolicy::default().first_delay(Duration::from_millis(20)));

@@ -2,6 +2,7 @@
 //! all that was logged.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{EventLog, OrderPlaced, Running, TestDatabase, all_acked, bill, order};
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{HandlerError, Inbox, MessageId, Tx, inbox_handler};
@@ -32,7 +33,7 @@ async fn starting_with_asynchronous_commit_warns_once_and_names_the_setting() {
     let build = |pool: &sqlx::PgPool| {
         Inbox::builder(pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
+            .serve(charge::handler())
             .build()
     };
     build(&sandbox.pool).await.unwrap();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
     OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order,
 };
@@ -83,7 +84,7 @@ on_each_database! {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();
         let entered = Entered::default();
-        let inbox = build(&sandbox.pool, &broker, &entered).register(charge::handler());
+        let inbox = build(&sandbox.pool, &broker, &entered).serve(charge::handler());
         let running = Running::start(inbox.build().await.unwrap());
         broker.publish("orders", order("m-1").message_type("OrderPlaced.v2"));
         broker.publish("orders", order("m-2"));
@@ -100,8 +101,8 @@ on_each_database! {
 
         // It is nobody's: a handler that is registered later can have the message.
         let inbox = build(&sandbox.pool, &broker, &entered)
-            .register(charge::handler())
-            .register(charge_v2::handler());
+            .serve(charge::handler())
+            .serve(charge_v2::handler());
         let running = Running::start(inbox.build().await.unwrap());
         broker.publish("orders", order("m-1").message_type("OrderPlaced.v2"));
         all_acked(&broker).await;
@@ -124,7 +125,7 @@ on_each_database! {
         }
         broker.publish("orders", order("m-2"));
         for _ in 0..2 {
-            let inbox = build(&sandbox.pool, &broker, &entered).register(charge::handler());
+            let inbox = build(&sandbox.pool, &broker, &entered).serve(charge::handler());
             let running = Running::start(inbox.build().await.unwrap());
             all_acked(&broker).await;
             running.stop().await;
@@ -145,7 +146,7 @@ on_each_database! {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();
         let entered = Entered::default();
-        let inbox = build(&sandbox.pool, &broker, &entered).register(fail::handler());
+        let inbox = build(&sandbox.pool, &broker, &entered).serve(fail::handler());
         let running = Running::start(inbox.build().await.unwrap());
         let no_id = || Envelope::new(r#"{"account":"acc-1","amount":1}"#);
         for _ in 0..3 {
@@ -167,7 +168,7 @@ on_each_database! {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();
         let entered = Entered::default();
-        let inbox = build(&sandbox.pool, &broker, &entered).register(fail::handler());
+        let inbox = build(&sandbox.pool, &broker, &entered).serve(fail::handler());
         let running = Running::start(inbox.build().await.unwrap());
         broker.publish("orders", order("m-1"));
         all_acked(&broker).await;
@@ -191,7 +192,7 @@ on_each_database! {
     async fn other_bytes_under_one_id_are_an_entry_of_their_own() {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();
-        let inbox = build(&sandbox.pool, &broker, &Entered::default()).register(charge::handler());
+        let inbox = build(&sandbox.pool, &broker, &Entered::default()).serve(charge::handler());
         let running = Running::start(inbox.build().await.unwrap());
         for body in ["one", "two", "one"] {
             broker.publish("orders", Envelope::new(body).id("m-1").message_type("Other"));
@@ -208,7 +209,7 @@ on_each_database! {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();
         let entered = Entered::default();
-        let inbox = build(&sandbox.pool, &broker, &entered).register(charge::handler());
+        let inbox = build(&sandbox.pool, &broker, &entered).serve(charge::handler());
         let running = Running::start(inbox.build().await.unwrap());
         broker.publish("orders", Envelope::new("no order").id("m-1").message_type("OrderPlaced"));
         all_acked(&broker).await;
@@ -230,7 +231,7 @@ on_each_database! {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();
         let entered = Entered::default();
-        let inbox = build(&sandbox.pool, &broker, &entered).register(charge::handler());
+        let inbox = build(&sandbox.pool, &broker, &entered).serve(charge::handler());
         let running = Running::start(inbox.build().await.unwrap());
         broker.publish("orders", order("m-1"));
         all_acked(&broker).await;
@@ -251,7 +252,7 @@ on_each_database! {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();
         let entered = Entered::default();
-        let inbox = build(&sandbox.pool, &broker, &entered).register(charge::handler());
+        let inbox = build(&sandbox.pool, &broker, &entered).serve(charge::handler());
         let running = Running::start(inbox.build().await.unwrap());
         let sql = "INSERT INTO inbox_attempts (message_id, consumer_name, attempts, last_failure) VALUES ('m-1', 'billing', 2, 'x')";
         Db::run(&sandbox.pool, sql).await;
@@ -269,7 +270,7 @@ on_each_database! {
     async fn payload_headers_and_id_are_kept_exactly() {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();
-        let inbox = build(&sandbox.pool, &broker, &Entered::default()).register(charge::handler());
+        let inbox = build(&sandbox.pool, &broker, &Entered::default()).serve(charge::handler());
         let running = Running::start(inbox.build().await.unwrap());
         let bytes = vec![0xff, 0xfe, 0x00, b'a', 0x00, 0x00, b'\'', b'\\', 0x80];
         let envelope = Envelope::new(bytes.clone())
@@ -320,7 +321,7 @@ on_each_database! {
     async fn a_long_failure_text_is_cut_on_a_character_and_marked() {
         let sandbox = Db::fresh(10).await;
         let broker = MemoryBroker::new();
-        let inbox = build(&sandbox.pool, &broker, &Entered::default()).register(fail::handler());
+        let inbox = build(&sandbox.pool, &broker, &Entered::default()).serve(fail::handler());
         let running = Running::start(inbox.build().await.unwrap());
         let envelope = order("m-1");
         let body = envelope.payload.clone();
@@ -347,7 +348,7 @@ on_each_database! {
         let blob = if <Db as sqlx::Database>::NAME == "PostgreSQL" { "BYTEA" } else { "BLOB" };
         Db::run(&sandbox.pool, &format!("CREATE TABLE bodies (id TEXT, body {blob}, note {blob})")).await;
         let broker = MemoryBroker::new();
-        let inbox = build(&sandbox.pool, &broker, &Entered::default()).register(store_bytes::handler());
+        let inbox = build(&sandbox.pool, &broker, &Entered::default()).serve(store_bytes::handler());
         let running = Running::start(inbox.build().await.unwrap());
         let body = r#"{"note":"a\u0000b"}"#;
         broker.publish("orders", Envelope::new(body).id("m-1").header("x", b"\0".to_vec()).message_type("A\0B").correlation_id("\0"));
@@ -409,7 +410,7 @@ mod processed_elsewhere {
         let sandbox = <sqlx::Postgres as TestDatabase>::fresh(10).await;
         let broker = MemoryBroker::new();
         let inbox = build(&sandbox.pool, &broker, &Entered::default())
-            .register(fail_while_claimed_elsewhere::handler())
+            .serve(fail_while_claimed_elsewhere::handler())
             .state(Elsewhere(sandbox.pool.clone()));
         let running = Running::start(inbox.build().await.unwrap());
         broker.publish("orders", order("m-1"));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
     OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order,
 };
@@ -38,7 +39,7 @@ on_each_database! {
         let entered = Entered::default();
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
+            .serve(charge::handler())
             .state(entered.clone())
             .build()
             .await
@@ -62,7 +63,7 @@ on_each_database! {
         let workers = if <Db as inbox_core::InboxDatabase>::MAX_CONCURRENCY.is_some() { 1 } else { 8 };
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
+            .serve(charge::handler())
             .state(entered.clone())
             .concurrency(workers)
             .prefetch(16)

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
     OrderPlaced, Running, TestDatabase, all_acked, bill, eventually, on_each_database, order,
 };
@@ -104,8 +105,8 @@ on_each_database! {
                 .state(seen.clone())
         };
         // Two applications on one set of tables, each with a queue of its own.
-        let billing = build("billing").register(charge::handler()).build().await.unwrap();
-        let notifications = build("notifications").register(notify::handler()).build().await.unwrap();
+        let billing = build("billing").serve(charge::handler()).build().await.unwrap();
+        let notifications = build("notifications").serve(notify::handler()).build().await.unwrap();
         for queue in ["billing", "notifications", "billing", "notifications"] {
             broker.publish(queue, order("m-1"));
         }
@@ -128,8 +129,8 @@ on_each_database! {
         let seen = Seen::default();
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
-            .register(notify::handler())
+            .serve(charge::handler())
+            .serve(notify::handler())
             .state(seen.clone())
             .build()
             .await
@@ -154,9 +155,9 @@ on_each_database! {
             .source("us", broker.source("us"))
             .source("asia", broker.source("asia"))
             .shared_id_space(["eu", "us", "asia"])
-            .register(charge_eu::handler())
-            .register(charge_others::handler())
-            .register(archive::handler())
+            .serve(charge_eu::handler())
+            .serve(charge_others::handler())
+            .serve(archive::handler())
             .state(seen.clone())
             .build()
             .await
@@ -191,7 +192,7 @@ on_each_database! {
         let seen = Seen::default();
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("eu", broker.source("eu"))
-            .register(charge_eu::handler())
+            .serve(charge_eu::handler())
             .ignore(["OrderViewed"])
             .state(seen.clone())
             .build()
@@ -219,8 +220,8 @@ on_each_database! {
         let (healed, rejections) = (Healed::default(), Rejections::default());
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(reject::handler())
-            .register(heal::handler())
+            .serve(reject::handler())
+            .serve(heal::handler())
             .state(healed.clone())
             .state(rejections.clone())
             .retry(retry())
@@ -249,8 +250,8 @@ on_each_database! {
         let (healed, rejections) = (Healed::default(), Rejections::default());
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(reject::handler())
-            .register(heal::handler())
+            .serve(reject::handler())
+            .serve(heal::handler())
             .state(healed.clone())
             .state(rejections.clone())
             .retry(retry())
@@ -288,8 +289,8 @@ on_each_database! {
         let seen = Seen::default();
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(notify::handler())
-            .register(by_payload::handler())
+            .serve(notify::handler())
+            .serve(by_payload::handler())
             .state(seen.clone())
             .build()
             .await

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
     OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order, workers,
 };
@@ -61,7 +62,7 @@ on_each_database! {
         let entered = Entered::default();
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(fail_first::handler())
+            .serve(fail_first::handler())
             .state(entered.clone())
             .retry(retry())
             .concurrency(workers::<Db>(8))
@@ -95,8 +96,8 @@ on_each_database! {
             .source("orders", broker.source("orders"))
             .source("again", broker.source("again"))
             .shared_id_space(["orders", "again"])
-            .register(charge::handler())
-            .register(notify::handler())
+            .serve(charge::handler())
+            .serve(notify::handler())
             .concurrency(workers::<Db>(2))
             .prefetch(64)
             .build()
@@ -124,7 +125,7 @@ on_each_database! {
         let broker = MemoryBroker::new();
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
+            .serve(charge::handler())
             .concurrency(workers::<Db>(4))
             .prefetch(500)
             .build()
@@ -157,7 +158,7 @@ on_each_database! {
         for _ in 0..2 {
             let inbox = Inbox::builder(sandbox.pool.clone())
                 .source("orders", broker.source("orders"))
-                .register(charge::handler())
+                .serve(charge::handler())
                 .concurrency(workers::<Db>(4))
                 .build()
                 .await
@@ -213,7 +214,7 @@ mod isolation {
                     for _ in 0..2 {
                         let inbox = Inbox::builder(sandbox.pool.clone())
                             .source("orders", broker.source("orders"))
-                            .register(charge::handler())
+                            .serve(charge::handler())
                             .state(levels.clone())
                             .retry(retry().transient_runs(200))
                             .build()

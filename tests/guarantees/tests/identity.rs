@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
     EventLog, OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order, unique,
 };
@@ -44,7 +45,7 @@ fn inbox_of<H: Handler>(
 ) -> InboxBuilder<H::Db> {
     Inbox::builder(pool.clone())
         .source("orders", source)
-        .register(handler)
+        .serve(handler)
         .retry(RetryPolicy::default().first_delay(Duration::from_millis(20)))
 }
 
@@ -143,7 +144,7 @@ on_each_database! {
         let broker = MemoryBroker::new();
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
+            .serve(charge::handler())
             .concurrency(1)
             .build()
             .await
@@ -333,7 +334,7 @@ on_each_database! {
             .source("us", broker.source("us"))
             .id_scope("eu", "eu")
             .id_scope("us", "us")
-            .register(charge::handler())
+            .serve(charge::handler())
             .build()
             .await
             .unwrap();
@@ -356,7 +357,7 @@ on_each_database! {
             .source("old", broker.source("old"))
             .source("new", broker.source("new"))
             .shared_id_space(["old", "new"])
-            .register(charge::handler())
+            .serve(charge::handler())
             .build()
             .await
             .unwrap();
@@ -379,7 +380,7 @@ on_each_database! {
         // Each attempt by an inbox of its own, as after a restart.
         for attempt in 1..=3 {
             let inbox = inbox_of(&sandbox.pool, broker.source("orders"), call_and_charge::handler())
-                .register(call_and_notify::handler())
+                .serve(call_and_notify::handler())
                 .retry(RetryPolicy::default().first_delay(Duration::from_millis(500)))
                 .state(calls.clone());
             let running = Running::start(inbox.build().await.unwrap());

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use inbox_core::Source;
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::rabbitmq::TestQueue;
 use inbox_guarantees::recorded::{Record, Recorded};
 use inbox_guarantees::servers::OwnServer;
@@ -55,7 +56,7 @@ async fn inbox(
         .connect_lazy_with(options);
     let inbox = Inbox::builder(pool)
         .source("orders", source)
-        .register(charge::handler())
+        .serve(charge::handler())
         .concurrency(2)
         .prefetch(MESSAGES)
         .on_step({

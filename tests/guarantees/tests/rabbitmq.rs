@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::proxy::{AtCommit, FaultProxy};
 use inbox_guarantees::rabbitmq::{TestQueue, close_connections};
 use inbox_guarantees::recorded::{Record, Recorded};
@@ -95,7 +96,7 @@ on_each_database! {
     fn inbox(sandbox: &Sandbox<Db>, scene: &Scene, source: RabbitMqSource)
         -> (InboxBuilder<Db>, Record)
     {
-        recorded(Inbox::builder(sandbox.pool.clone()).register(charge::handler()), scene, source)
+        recorded(Inbox::builder(sandbox.pool.clone()).serve(charge::handler()), scene, source)
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -369,7 +370,7 @@ async fn lost_commits_and_outages_do_not_spend_the_delivery_limit() {
         .acquire_timeout(Duration::from_secs(1))
         .connect_lazy_with(direct.port(proxy.address().port()));
     let scene = Scene::new();
-    let builder = Inbox::builder(pool).register(postgres::charge::handler());
+    let builder = Inbox::builder(pool).serve(postgres::charge::handler());
     let (builder, record) = recorded(builder, &scene, queue.source());
     let running = Running::start(builder.concurrency(1).build().await.unwrap());
     proxy.at_commits(&[AtCommit::CutBefore; 4]);
@@ -399,7 +400,7 @@ async fn a_copy_in_work_elsewhere_does_not_spend_the_delivery_limit() {
         .await
         .unwrap();
     let scene = Scene::new();
-    let builder = Inbox::builder(sandbox.pool.clone()).register(postgres::charge::handler());
+    let builder = Inbox::builder(sandbox.pool.clone()).serve(postgres::charge::handler());
     let (builder, record) = recorded(builder, &scene, queue.source());
     let claims = Arc::new(Mutex::new(0));
     let builder = builder
@@ -438,7 +439,7 @@ async fn after_a_restart_of_the_broker_the_inbox_goes_on_by_itself() {
     let sandbox = Postgres::fresh(5).await;
     let queue = TestQueue::on(&url, QueueKind::Quorum, &[]).await;
     let scene = Scene::new();
-    let builder = Inbox::builder(sandbox.pool.clone()).register(postgres::charge::handler());
+    let builder = Inbox::builder(sandbox.pool.clone()).serve(postgres::charge::handler());
     let (builder, record) = recorded(builder, &scene, queue.source());
     let running = Running::start(builder.concurrency(2).prefetch(4).build().await.unwrap());
     for id in ["m-1", "slow-2", "slow-3", "m-4"] {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
     OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, environment, on_each_database,
     order,
@@ -31,7 +32,7 @@ on_each_database! {
         let deliver = async |pool: &sqlx::Pool<Db>, id: &str| {
             let inbox = Inbox::builder(pool.clone())
                 .source("orders", broker.source("orders"))
-                .register(charge::handler())
+                .serve(charge::handler())
                 .state(entered.clone())
                 .build()
                 .await

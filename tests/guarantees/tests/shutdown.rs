@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
     OrderPlaced, Running, TestDatabase, all_acked, bill, eventually, on_each_database, order,
     workers,
@@ -55,7 +56,7 @@ on_each_database! {
         let running_at_once = workers::<Db>(3);
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
+            .serve(charge::handler())
             .state(slowness.clone())
             .concurrency(running_at_once)
             .prefetch(running_at_once + PREFETCHED)
@@ -119,7 +120,7 @@ on_each_database! {
         for round in 0..rounds {
             let inbox = Inbox::builder(sandbox.pool.clone())
                 .source("orders", broker.source("orders"))
-                .register(charge::handler())
+                .serve(charge::handler())
                 .state(Slowness::of(Duration::ZERO))
                 .concurrency(workers::<Db>(3))
                 .build()
@@ -151,7 +152,7 @@ on_each_database! {
 
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
+            .serve(charge::handler())
             .state(Slowness::of(Duration::ZERO))
             .build()
             .await

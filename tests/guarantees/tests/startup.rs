@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use inbox_core::HandlerFuture;
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
     OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order,
 };
@@ -76,8 +77,8 @@ on_each_database! {
         let broker = MemoryBroker::new();
         let refused = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
-            .register(charge_again::handler())
+            .serve(charge::handler())
+            .serve(charge_again::handler())
             .build()
             .await
             .unwrap_err();
@@ -99,12 +100,12 @@ on_each_database! {
             .id_scope("nobody", "x")
             .id_scope("more", "a/b")
             .shared_id_space(["orders", "missing"])
-            .register(charge::handler())
-            .register(charge_again::handler())
-            .register(with_state::handler())
-            .register(from_nowhere::handler())
-            .register(ByDeliveryCount::<Db>(PhantomData))
-            .register(serializable::handler())
+            .serve(charge::handler())
+            .serve(charge_again::handler())
+            .serve(with_state::handler())
+            .serve(from_nowhere::handler())
+            .serve(ByDeliveryCount::<Db>(PhantomData))
+            .serve(serializable::handler())
             .state(1_u8)
             .state(2_u8)
             .ignore(["OrderPlaced"])
@@ -161,7 +162,7 @@ on_each_database! {
         let sandbox = Db::fresh(10).await;
         let refused = Inbox::builder(sandbox.pool.clone()).build().await.unwrap_err();
         assert_eq!(refused.problems().len(), 2, "{refused}");
-        assert_told(&refused, &["no handler", ".register("]);
+        assert_told(&refused, &["no handler", ".serve("]);
         assert_told(&refused, &["no source", ".source("]);
     }
 
@@ -172,7 +173,7 @@ on_each_database! {
         let refused = Inbox::builder(sandbox.pool.clone())
             .source("oders", broker.source("oders"))
             .source("orders", broker.source("orders"))
-            .register(from_nowhere::handler())
+            .serve(from_nowhere::handler())
             .build()
             .await
             .unwrap_err();
@@ -186,7 +187,7 @@ on_each_database! {
         let broker = MemoryBroker::new();
         let refused = Inbox::builder(sandbox.pool.clone())
             .source("or\0ders", broker.source("orders"))
-            .register(charge::handler())
+            .serve(charge::handler())
             .build()
             .await
             .unwrap_err();
@@ -207,7 +208,7 @@ on_each_database! {
         let builder = || {
             Inbox::builder(sandbox.pool.clone())
                 .source("orders", broker.source("orders"))
-                .register(charge::handler())
+                .serve(charge::handler())
         };
         let refused = builder().build().await.unwrap_err();
         assert_eq!(refused.problems().len(), 3, "{refused}");
@@ -290,7 +291,7 @@ on_each_database! {
         let broker = MemoryBroker::new();
         let refused = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
+            .serve(charge::handler())
             .migrate_on_start()
             .build()
             .await
@@ -323,7 +324,7 @@ mod sqlite_only {
             let broker = MemoryBroker::new();
             let refused = Inbox::builder(pool)
                 .source("orders", broker.source("orders"))
-                .register(sqlite::charge::handler())
+                .serve(sqlite::charge::handler())
                 .migrate_on_start()
                 .build()
                 .await

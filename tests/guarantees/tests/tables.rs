@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
     OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order,
 };
@@ -38,7 +39,7 @@ on_each_database! {
         let broker = MemoryBroker::new();
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(charge::handler())
+            .serve(charge::handler())
             .retry(RetryPolicy::default().first_delay(Duration::from_millis(20)))
             .tables(tables.clone())
             .migrate_on_start()
@@ -101,7 +102,7 @@ on_each_database! {
                 let broker = MemoryBroker::new();
                 let refused = Inbox::builder(nowhere.clone())
                     .source("orders", broker.source("orders"))
-                    .register(charge::handler())
+                    .serve(charge::handler())
                     .tables(tables)
                     .migrate_on_start()
                     .build()
@@ -125,7 +126,7 @@ on_each_database! {
         let inbox = |tables| {
             Inbox::builder(sandbox.pool.clone())
                 .source("orders", broker.source("orders"))
-                .register(charge::handler())
+                .serve(charge::handler())
                 .tables(tables)
                 .build()
         };
@@ -183,7 +184,7 @@ mod schemas {
         let broker = MemoryBroker::new();
         let refused = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(sqlite::charge::handler())
+            .serve(sqlite::charge::handler())
             .tables(tables)
             .build()
             .await

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
     OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order,
 };
@@ -103,7 +104,7 @@ on_each_database! {
         let log = Log::default();
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
-            .register(take_everything::handler())
+            .serve(take_everything::handler())
             .state(log.clone())
             .retry(RetryPolicy::default().first_delay(Duration::from_millis(20)))
             .build()

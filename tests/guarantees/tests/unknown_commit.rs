@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::proxy::{AtCommit, FaultProxy};
 use inbox_guarantees::servers::OwnServer;
 use inbox_guarantees::{
@@ -66,7 +67,7 @@ async fn through_a_proxy(sandbox: &Sandbox<Postgres>) -> (FaultProxy, PgPool) {
 fn builder(pool: PgPool, broker: &MemoryBroker, entered: &Entered) -> InboxBuilder<Postgres> {
     Inbox::builder(pool)
         .source("orders", broker.source("orders"))
-        .register(charge::handler())
+        .serve(charge::handler())
         .state(entered.clone())
         .concurrency(1)
         .claim_wait(Duration::from_millis(300))

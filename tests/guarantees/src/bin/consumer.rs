@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use inbox_guarantees::child::{Orders, number};
+use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{EventLog, OrderPlaced, bill, on_each_database, sqlite_pool};
 use inbox_runtime::brokers::RabbitMq;
 use inbox_runtime::testing::Step;
@@ -80,9 +81,9 @@ on_each_database! {
             .claim_wait(Duration::from_secs(5))
             .on_step(hook);
         let inbox = if orders.notifications {
-            inbox.register(notify::handler())
+            inbox.serve(notify::handler())
         } else {
-            inbox.register(charge::handler())
+            inbox.serve(charge::handler())
         };
         let stopped = inbox
             .build()
