@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::envelope::Envelope;
 use crate::handler::{DedupKey, OrderBy};
+use crate::pointer::{self, Found};
 
 /// The longest message id, in bytes; the same on every database.
 pub const MAX_ID_BYTES: usize = 255;
@@ -247,7 +248,10 @@ impl Envelope {
         match by {
             OrderBy::Key => self.key.as_deref().map(Cow::Borrowed),
             OrderBy::Header(name) => self.header_text(name).ok().flatten(),
-            OrderBy::Payload(pointer) => self.payload_text(pointer).ok().map(|(_, text)| text),
+            OrderBy::Payload(pointer) => match pointer::find(&self.payload, pointer) {
+                Ok(Some(Found::Text(text))) => Some(Cow::Owned(text)),
+                _ => None,
+            },
         }
     }
 
@@ -313,30 +317,23 @@ impl Envelope {
 
     fn payload_text(&self, pointer: &str) -> Result<(String, Cow<'_, str>), IdProblem> {
         let place = format!("`{pointer}` in the payload");
-        let document: serde_json::Value =
-            serde_json::from_slice(&self.payload).map_err(|error| IdProblem::Unreadable {
+        let found =
+            pointer::find(&self.payload, pointer).map_err(|error| IdProblem::Unreadable {
                 place: place.clone(),
                 problem: error.to_string(),
             })?;
-        match document.pointer(pointer) {
-            None | Some(serde_json::Value::Null) => Err(IdProblem::Missing { looked_at: place }),
-            Some(serde_json::Value::String(text)) => Ok((place, Cow::Owned(text.clone()))),
-            Some(serde_json::Value::Number(number)) if number.is_i64() || number.is_u64() => {
-                Ok((place, Cow::Owned(number.to_string())))
-            }
-            Some(other) => {
-                let kind = match other {
-                    serde_json::Value::Bool(_) => "a boolean",
-                    serde_json::Value::Array(_) => "an array",
-                    serde_json::Value::Object(_) => "an object",
-                    _ => "a number with a fraction",
-                };
-                Err(IdProblem::Unreadable {
-                    place,
-                    problem: format!("{kind} is no id; use a string or an integer"),
-                })
-            }
-        }
+        let kind = match found {
+            None | Some(Found::Null) => return Err(IdProblem::Missing { looked_at: place }),
+            Some(Found::Text(text)) => return Ok((place, Cow::Owned(text))),
+            Some(Found::Boolean) => "a boolean",
+            Some(Found::Fraction) => "a number with a fraction",
+            Some(Found::Array) => "an array",
+            Some(Found::Object) => "an object",
+        };
+        Err(IdProblem::Unreadable {
+            place,
+            problem: format!("{kind} is no id; use a string or an integer"),
+        })
     }
 
     /// An attribute of the CloudEvent that this message is, in binary or structured mode.

@@ -27,6 +27,7 @@ mod handler;
 mod identity;
 mod incoming;
 mod message;
+mod pointer;
 mod registration;
 mod session;
 mod source;
