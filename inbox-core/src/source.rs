@@ -140,9 +140,30 @@ pub trait Deliveries: Send {
 }
 
 /// Settles the deliveries of one assignment.
+///
+/// # Many at once
+///
+/// The runtime settles in one call whatever one transaction made durable, and several workers call at the same time. How
+/// that goes over the wire is the adapter's choice, within these rules:
+///
+/// 1. **Nothing is settled whose token is not in a call.** A request that reaches further than its own message goes only as
+///    far as everything before is settled too, by this call or an earlier one. What is still in work ends it.
+/// 2. **The order in which work ends is any order.** The verdicts of a call are neither sorted nor without gaps.
+/// 3. **Deciding and sending are one step.** Nothing of another call may come between the moment at which the adapter
+///    decides what a request covers and the moment at which its place on the wire is fixed. The runtime may also drop the
+///    future at its time limit: a delivery that was decided about must then have been sent, or count as unsettled.
+/// 4. **Each verdict has an answer of its own**, in the order of the call. `Ok` says that nothing is left for the caller to
+///    do. It does not promise that the message never comes again.
+///
+/// | broker | a request settles | so the adapter |
+/// |---|---|---|
+/// | AMQP 0-9-1 | one delivery, or (`multiple`) all up to a delivery tag of the channel | acks the run from the lowest unsettled tag on in one frame, the rest one by one; a tag that is settled already would close the channel |
+/// | Kafka | all records of a partition below an offset | keeps, for each partition, which records are done, and commits behind the longest run from the last commit on. A record behind one that is in work is answered `Ok` and goes out when the run reaches it; a hand-back ends the run for the rest of the assignment |
+/// | SQS | up to ten receipt handles, each with its own result | sends tens, tries again what failed for the server's reasons, and answers each handle by its own result |
+/// | JetStream, Redis | one message each, or a list of them | sends them in one go |
 #[async_trait]
 pub trait Settle: Send + Sync {
-    /// Settles each delivery by its verdict and answers each, in order.
+    /// Settles each delivery by its verdict and answers each, in order; see [many at once](Self#many-at-once).
     ///
     /// An assignment that is gone answers [`SettleError::Gone`]: the broker delivers the message again.
     async fn settle(&self, verdicts: Vec<(SettleToken, Verdict)>) -> Vec<Result<(), SettleError>>;
