@@ -11,6 +11,8 @@ pub mod proxy;
 pub mod rabbitmq;
 pub mod recorded;
 pub mod servers;
+pub mod settle_frames;
+pub mod tap;
 
 mod roles;
 pub mod script;

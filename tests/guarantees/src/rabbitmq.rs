@@ -1,5 +1,7 @@
 //! Queues on a real RabbitMQ, seen from outside the inbox.
 
+use std::net::SocketAddr;
+
 use inbox_core::Publisher as _;
 use inbox_runtime::Envelope;
 use inbox_runtime::brokers::{QueueKind, RabbitMq, RabbitMqPublisher, RabbitMqSource};
@@ -100,6 +102,30 @@ impl TestQueue {
         RabbitMq::new(&self.url)
             .connection_name(&self.name)
             .queue(&self.name)
+    }
+
+    /// The queue as a source that connects to a proxy.
+    ///
+    /// # Panics
+    ///
+    /// When the server's address is in another form than the tests' server has it.
+    #[must_use]
+    pub fn source_through(&self, proxy: SocketAddr) -> RabbitMqSource {
+        let (user, place) = self.url.rsplit_once('@').expect("no user in the url");
+        let (_, vhost) = place.split_once('/').expect("no virtual host in the url");
+        RabbitMq::new(format!("{user}@{proxy}/{vhost}")).queue(&self.name)
+    }
+
+    /// Where its server listens.
+    ///
+    /// # Panics
+    ///
+    /// When the server's address is in another form than the tests' server has it.
+    #[must_use]
+    pub fn server(&self) -> SocketAddr {
+        let (_, place) = self.url.rsplit_once('@').expect("no user in the url");
+        let (server, _) = place.split_once('/').expect("no virtual host in the url");
+        server.parse().expect("no IP address and port in the url")
     }
 
     /// Publishes a message and waits for the confirm.

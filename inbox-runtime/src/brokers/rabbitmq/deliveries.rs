@@ -1,17 +1,21 @@
-use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
+use futures_util::future::{MaybeDone, maybe_done};
 use inbox_core::{
     Assignment, Deliveries, Delivery, Settle, SettleError, SettleToken, SourceError, Verdict,
 };
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicNackOptions};
-use lapin::{Acker, Channel, Connection, Consumer};
+use lapin::{Channel, Connection, Consumer};
 
 use super::message;
 use super::reason;
+use super::unsettled::{Frame, Planned, Unsettled};
 
 /// Back to the queue. Without `requeue` RabbitMQ drops the message where no dead letter exchange is set, and
 /// over AMQP nobody can ask whether one is.
@@ -26,7 +30,7 @@ const HAND_BACK: BasicNackOptions = BasicNackOptions {
 /// background, and the server takes everything unsettled back: also what lies in the client's buffer.
 struct Session {
     queue: String,
-    unsettled: Mutex<HashMap<u64, Acker>>,
+    unsettled: Mutex<Unsettled>,
     channel: Channel,
     _connection: Connection,
 }
@@ -60,40 +64,84 @@ pub(super) fn assignment(
 }
 
 impl Session {
-    fn unsettled(&self) -> MutexGuard<'_, HashMap<u64, Acker>> {
+    fn unsettled(&self) -> MutexGuard<'_, Unsettled> {
         self.unsettled
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn settle_one(&self, token: &SettleToken, verdict: Verdict) -> Result<(), SettleError> {
-        let acker = self.unsettled().remove(&token.number());
+    /// Settles what is unsettled, many at once where they are the first on the channel.
+    async fn settle(&self, verdicts: &[(SettleToken, Verdict)]) -> Vec<Result<(), SettleError>> {
+        // Decided and queued in one poll under one lock. If frames of two calls could change places, an ack of many
+        // would settle what is in work, or end at a tag that is settled already.
+        let mut queued = poll_fn(|cx| Poll::Ready(self.queue(verdicts, cx))).await;
         // Of another channel, or settled before: sending anything would at best close this channel.
-        let Some(acker) = acker else {
-            return Err(SettleError::Gone);
-        };
-        let sent = match verdict {
-            Verdict::HandBack { .. } => acker.nack(HAND_BACK).await,
-            _ => acker.ack(BasicAckOptions::default()).await,
-        };
-        match sent {
-            Ok(true) => Ok(()),
-            // The client's way to say that the channel ended before and nothing was sent.
-            Ok(false) => Err(SettleError::Gone),
-            Err(_) if acker.poisoned() || !self.channel.status().connected() => {
-                Err(SettleError::Gone)
+        let mut answers: Vec<_> = verdicts.iter().map(|_| Err(SettleError::Gone)).collect();
+        for (places, sending) in &mut queued {
+            (&mut *sending).await;
+            let answer = match Pin::new(sending).take_output() {
+                Some(sent) => self.answer(sent).await,
+                None => Err(None),
+            };
+            for place in places {
+                answers[*place] = match &answer {
+                    Ok(()) => Ok(()),
+                    Err(None) => Err(SettleError::Gone),
+                    Err(Some(error)) => Err(SettleError::Failed(error.clone().into())),
+                };
             }
+        }
+        answers
+    }
+
+    /// The client queues a frame in the first poll of its future, in the order of these polls. (Its `Acker` does not:
+    /// that spawns a task for each.)
+    fn queue<'a>(
+        &'a self,
+        verdicts: &[(SettleToken, Verdict)],
+        cx: &mut Context<'_>,
+    ) -> Vec<(Vec<usize>, Queued<'a>)> {
+        let mut unsettled = self.unsettled();
+        let planned = unsettled.settle(verdicts);
+        let mut queued = Vec::with_capacity(planned.len());
+        for Planned { frame, verdicts } in planned {
+            let mut sending = maybe_done(self.send(frame));
+            let _ = Pin::new(&mut sending).poll(cx);
+            queued.push((verdicts, sending));
+        }
+        queued
+    }
+
+    fn send(&self, frame: Frame) -> Sending<'_> {
+        match frame {
+            Frame::Ack { tag, multiple } => {
+                Box::pin(self.channel.basic_ack(tag, BasicAckOptions { multiple }))
+            }
+            Frame::HandBack { tag } => Box::pin(self.channel.basic_nack(tag, HAND_BACK)),
+        }
+    }
+
+    /// `Err(None)`: the channel ended before.
+    async fn answer(&self, sent: lapin::Result<()>) -> Result<(), Option<lapin::Error>> {
+        match sent {
+            Ok(()) => Ok(()),
+            Err(_) if !self.channel.status().connected() => Err(None),
             Err(error) => {
                 // A channel that stays open would keep the delivery for ever: the server takes it back when the
                 // channel closes.
                 if let Err(error) = self.channel.close(200, "a settle failed".into()).await {
                     tracing::debug!(queue = %self.queue, %error, "the channel cannot be closed");
                 }
-                Err(SettleError::Failed(error.into()))
+                Err(Some(error))
             }
         }
     }
 }
+
+type Sending<'a> = Pin<Box<dyn Future<Output = lapin::Result<()>> + Send + 'a>>;
+
+/// A frame that the client has taken.
+type Queued<'a> = MaybeDone<Sending<'a>>;
 
 struct RabbitMqDeliveries {
     consumer: Consumer,
@@ -167,7 +215,7 @@ impl RabbitMqDeliveries {
         let number = DELIVERIES.fetch_add(1, Ordering::Relaxed);
         self.session
             .unsettled()
-            .insert(number, delivery.acker.clone());
+            .insert(number, delivery.delivery_tag);
         let earlier = message::earlier_deliveries(&delivery.properties, self.counts);
         let redelivered = delivery.redelivered;
         Delivery::new(message::envelope(delivery), SettleToken::new(number))
@@ -181,11 +229,7 @@ struct RabbitMqSettle(Arc<Session>);
 #[async_trait]
 impl Settle for RabbitMqSettle {
     async fn settle(&self, verdicts: Vec<(SettleToken, Verdict)>) -> Vec<Result<(), SettleError>> {
-        let mut answers = Vec::with_capacity(verdicts.len());
-        for (token, verdict) in verdicts {
-            answers.push(self.0.settle_one(&token, verdict).await);
-        }
-        answers
+        self.0.settle(&verdicts).await
     }
 
     fn is_gone(&self) -> bool {

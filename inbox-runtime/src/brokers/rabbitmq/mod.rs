@@ -5,6 +5,7 @@ mod message;
 mod publisher;
 mod source;
 mod topology;
+mod unsettled;
 mod wire;
 
 use std::fmt;
