@@ -44,6 +44,7 @@ pub struct RabbitMqSource {
     consumer_tag: String,
     id_sources: Vec<IdSource>,
     settle_window: Option<Duration>,
+    orders_by_routing_key: bool,
 }
 
 impl RabbitMqSource {
@@ -60,6 +61,7 @@ impl RabbitMqSource {
                 IdSource::Header("x-message-id".to_owned()),
             ],
             settle_window: Some(CONSUMER_TIMEOUT),
+            orders_by_routing_key: false,
         }
     }
 
@@ -99,6 +101,17 @@ impl RabbitMqSource {
     #[must_use]
     pub fn settle_window(mut self, window: impl Into<Option<Duration>>) -> Self {
         self.settle_window = window.into();
+        self
+    }
+
+    /// The routing key says which messages belong together (an account, a customer): those with the same one go to one
+    /// worker, one after another, unless their handler has an `order_by` of its own.
+    ///
+    /// Not the default, because in most topologies the routing key names a kind of message, and a queue with a single
+    /// kind would then keep a single worker busy.
+    #[must_use]
+    pub fn ordered_by_routing_key(mut self) -> Self {
+        self.orders_by_routing_key = true;
         self
     }
 
@@ -170,7 +183,9 @@ impl Source for RabbitMqSource {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities = Capabilities::new().counts_hand_backs(true);
+        let capabilities = Capabilities::new()
+            .counts_hand_backs(true)
+            .orders_by_key(self.orders_by_routing_key);
         match self.settle_window {
             Some(window) => capabilities.settle_window(window),
             None => capabilities,
@@ -243,6 +258,9 @@ mod tests {
         let capabilities = source().capabilities();
         assert_eq!(capabilities.longest_delay, None);
         assert!(capabilities.counts_hand_backs);
+        assert!(!capabilities.orders_by_key);
+        let by_key = source().ordered_by_routing_key().capabilities();
+        assert!(by_key.orders_by_key);
         assert_eq!(capabilities.settle_window, Some(Duration::from_secs(1800)));
         let window = Duration::from_secs(60);
         let settle_window = source().settle_window(window).capabilities().settle_window;
