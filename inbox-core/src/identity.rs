@@ -208,14 +208,13 @@ impl Envelope {
         let (place, found) = match key {
             DedupKey::MessageId => self.look_at(places)?,
             DedupKey::Header(name) => {
-                let place = format!("the header `{name}`");
-                let found = self.header_text(name)?;
+                let place = Place::Header(name);
                 (
-                    place.clone(),
-                    found.ok_or(IdProblem::Missing { looked_at: place })?,
+                    place,
+                    self.header_text(name)?.ok_or_else(|| place.missing())?,
                 )
             }
-            DedupKey::Payload(pointer) => self.payload_text(pointer)?,
+            DedupKey::Payload(pointer) => (Place::Payload(pointer), self.payload_text(pointer)?),
             DedupKey::CloudEvents => {
                 let (Some(source), Some(id)) = (
                     self.cloud_events_attribute("source")?,
@@ -225,19 +224,19 @@ impl Envelope {
                         looked_at: "the CloudEvents attributes `source` and `id`".to_owned(),
                     });
                 };
-                check("the CloudEvents attribute `id`", &id)?;
+                check(Place::CloudEventsId, &id)?;
                 // The length in front keeps (`a:b`, `c`) and (`a`, `b:c`) apart.
                 (
-                    "the CloudEvents attributes".to_owned(),
+                    Place::CloudEvents,
                     Cow::Owned(format!("{}:{source}:{id}", source.len())),
                 )
             }
         };
         match scope {
-            None => check(&place, &found),
+            None => check(place, &found),
             Some(scope) => {
-                check(&place, &found)?;
-                check(&place, &format!("{scope}/{found}"))
+                check(place, &found)?;
+                check(place, &format!("{scope}/{found}"))
             }
         }
     }
@@ -248,10 +247,7 @@ impl Envelope {
         match by {
             OrderBy::Key => self.key.as_deref().map(Cow::Borrowed),
             OrderBy::Header(name) => self.header_text(name).ok().flatten(),
-            OrderBy::Payload(pointer) => match pointer::find(&self.payload, pointer) {
-                Ok(Some(Found::Text(text))) => Some(Cow::Owned(text)),
-                _ => None,
-            },
+            OrderBy::Payload(pointer) => self.payload_text(pointer).ok(),
         }
     }
 
@@ -268,25 +264,24 @@ impl Envelope {
         }
     }
 
-    fn look_at(&self, places: &[IdSource]) -> Result<(String, Cow<'_, str>), IdProblem> {
-        let mut looked_at = Vec::with_capacity(places.len());
-        for place in places {
-            let (name, found) = match place {
-                IdSource::Property => (
-                    "the message id property".to_owned(),
-                    self.id.as_deref().map(Cow::Borrowed),
-                ),
-                IdSource::CloudEvents => (
-                    "the CloudEvents attribute `id`".to_owned(),
-                    self.cloud_events_attribute("id")?,
-                ),
-                IdSource::Header(name) => (format!("the header `{name}`"), self.header_text(name)?),
+    fn look_at<'a>(
+        &'a self,
+        places: &'a [IdSource],
+    ) -> Result<(Place<'a>, Cow<'a, str>), IdProblem> {
+        for source in places {
+            let found = match source {
+                IdSource::Property => self.id.as_deref().map(Cow::Borrowed),
+                IdSource::CloudEvents => self.cloud_events_attribute("id")?,
+                IdSource::Header(name) => self.header_text(name)?,
             };
             if let Some(found) = found {
-                return Ok((name, found));
+                return Ok((Place::of(source), found));
             }
-            looked_at.push(name);
         }
+        let looked_at: Vec<_> = places
+            .iter()
+            .map(|source| Place::of(source).to_string())
+            .collect();
         Err(IdProblem::Missing {
             looked_at: looked_at.join(", "),
         })
@@ -309,31 +304,31 @@ impl Envelope {
         match std::str::from_utf8(first) {
             Ok(text) => Ok(Some(Cow::Borrowed(text))),
             Err(_) => Err(IdProblem::Unreadable {
-                place: format!("the header `{name}`"),
+                place: Place::Header(name).to_string(),
                 problem: "it is not UTF-8".to_owned(),
             }),
         }
     }
 
-    fn payload_text(&self, pointer: &str) -> Result<(String, Cow<'_, str>), IdProblem> {
-        let place = format!("`{pointer}` in the payload");
+    fn payload_text(&self, pointer: &str) -> Result<Cow<'_, str>, IdProblem> {
+        let place = Place::Payload(pointer);
+        let unreadable = |problem| IdProblem::Unreadable {
+            place: place.to_string(),
+            problem,
+        };
         let found =
-            pointer::find(&self.payload, pointer).map_err(|error| IdProblem::Unreadable {
-                place: place.clone(),
-                problem: error.to_string(),
-            })?;
+            pointer::find(&self.payload, pointer).map_err(|error| unreadable(error.to_string()))?;
         let kind = match found {
-            None | Some(Found::Null) => return Err(IdProblem::Missing { looked_at: place }),
-            Some(Found::Text(text)) => return Ok((place, Cow::Owned(text))),
+            None | Some(Found::Null) => return Err(place.missing()),
+            Some(Found::Text(text)) => return Ok(Cow::Owned(text)),
             Some(Found::Boolean) => "a boolean",
             Some(Found::Fraction) => "a number with a fraction",
             Some(Found::Array) => "an array",
             Some(Found::Object) => "an object",
         };
-        Err(IdProblem::Unreadable {
-            place,
-            problem: format!("{kind} is no id; use a string or an integer"),
-        })
+        Err(unreadable(format!(
+            "{kind} is no id; use a string or an integer"
+        )))
     }
 
     /// An attribute of the CloudEvent that this message is, in binary or structured mode.
@@ -358,9 +353,47 @@ impl Envelope {
     }
 }
 
-fn check(place: &str, text: &str) -> Result<MessageId, IdProblem> {
+/// Where an id is looked for, in words; made into text only when something is wrong.
+#[derive(Debug, Clone, Copy)]
+enum Place<'a> {
+    Property,
+    CloudEventsId,
+    CloudEvents,
+    Header(&'a str),
+    Payload(&'a str),
+}
+
+impl<'a> Place<'a> {
+    fn of(source: &'a IdSource) -> Self {
+        match source {
+            IdSource::Property => Self::Property,
+            IdSource::CloudEvents => Self::CloudEventsId,
+            IdSource::Header(name) => Self::Header(name),
+        }
+    }
+
+    fn missing(self) -> IdProblem {
+        IdProblem::Missing {
+            looked_at: self.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Property => f.write_str("the message id property"),
+            Self::CloudEventsId => f.write_str("the CloudEvents attribute `id`"),
+            Self::CloudEvents => f.write_str("the CloudEvents attributes"),
+            Self::Header(name) => write!(f, "the header `{name}`"),
+            Self::Payload(pointer) => write!(f, "`{pointer}` in the payload"),
+        }
+    }
+}
+
+fn check(place: Place<'_>, text: &str) -> Result<MessageId, IdProblem> {
     MessageId::new(text).map_err(|problem| IdProblem::Invalid {
-        place: place.to_owned(),
+        place: place.to_string(),
         problem,
         found: text.to_owned(),
     })

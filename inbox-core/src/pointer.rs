@@ -32,11 +32,11 @@ struct At<'p>(Option<&'p str>);
 
 impl<'p> At<'p> {
     /// The first token and what is behind it.
-    fn step(&self) -> Option<(&'p str, At<'p>)> {
+    fn step(&self) -> Option<(&'p str, Self)> {
         let rest = self.0?;
         Some(match rest.split_once('/') {
-            Some((token, rest)) => (token, At(Some(rest))),
-            None => (rest, At(None)),
+            Some((token, rest)) => (token, Self(Some(rest))),
+            None => (rest, Self(None)),
         })
     }
 
