@@ -53,7 +53,6 @@ pub struct PostgresStatements {
     fence: String,
     fence_many: String,
     existing: String,
-    flush: String,
     /// The lock timeout of a session as the pool hands it out.
     lock_timeout: String,
     /// Brings back the role that may read the claims, which a handler may have left for a narrower one.
@@ -81,49 +80,106 @@ pub struct PostgresStatements {
 pub struct PostgresGuard {
     /// Whether a transaction may be open.
     is_open: bool,
-    /// Claim and fence as this session has prepared them.
-    prepared: Option<Prepared>,
+    /// Whether the transaction that settled the session is committed. Until the first query of ours it is not, which
+    /// saves a round trip.
+    is_settled: bool,
+    prepared: Prepared,
     /// Where the claims' rows lie (an array of their `ctid`s, digits and punctuation), by which the fence finds
     /// them.
     claim_rows: String,
 }
 
-/// Names of statements that were prepared in SQL. Only so can they share a query with BEGIN and COMMIT; as plain
-/// text they would cost more to plan than to run.
-#[derive(Debug)]
-struct Prepared {
-    claim: String,
-    claim_many: String,
-    fence: String,
-    fence_many: String,
-    existing: String,
-    flush: String,
+/// What a session runs as prepared statements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Query {
+    Claim,
+    ClaimMany,
+    Fence,
+    FenceMany,
+    Existing,
 }
 
-impl Prepared {
-    /// Names that no handler can have chosen.
-    fn new() -> Self {
-        let nonce = fastrand::u64(..);
-        let name = |what: &str| format!("inbox_{what}_{nonce:016x}");
-        Self {
-            claim: name("claim"),
-            claim_many: name("claim_many"),
-            fence: name("fence"),
-            fence_many: name("fence_many"),
-            existing: name("existing"),
-            flush: name("flush"),
+impl Query {
+    const ALL: [Self; 5] = [
+        Self::Claim,
+        Self::ClaimMany,
+        Self::Fence,
+        Self::FenceMany,
+        Self::Existing,
+    ];
+
+    /// What has to be there for claims of so many messages, and for their end.
+    const fn of_claims(messages: usize) -> &'static [Self] {
+        if messages == 1 {
+            &[Self::Claim, Self::Fence]
+        } else {
+            // One of many may be won.
+            &[Self::ClaimMany, Self::Fence, Self::FenceMany]
         }
     }
 
-    /// Adds the question for what is there under keys of one consumer.
-    fn write_existing(&self, text: &mut String, keys: &[ClaimKey<'_>], nonce: &Nonce) {
-        text.extend(["EXECUTE ", &self.existing, "('"]);
-        write_hex_array(text, keys.iter().map(|key| Some(key.message_id.as_bytes())));
-        text.push_str("','");
-        if let Some(key) = keys.first() {
-            write_hex(text, key.consumer.as_bytes());
+    /// Qualified, for a search path of a handler may still be in force.
+    const fn parameters(self) -> &'static str {
+        match self {
+            Self::Claim => concat!(
+                "pg_catalog.text, pg_catalog.text, pg_catalog.text, ",
+                "pg_catalog.text, pg_catalog.text, pg_catalog.text"
+            ),
+            Self::ClaimMany => concat!(
+                "pg_catalog.text[], pg_catalog.text[], pg_catalog.text[], ",
+                "pg_catalog.text[], pg_catalog.text[], pg_catalog.text"
+            ),
+            Self::Fence => "pg_catalog.tid, pg_catalog.text, pg_catalog.text, pg_catalog.text",
+            Self::FenceMany => {
+                "pg_catalog.tid[], pg_catalog.text[], pg_catalog.text, pg_catalog.text"
+            }
+            Self::Existing => "pg_catalog.text[], pg_catalog.text, pg_catalog.text",
         }
-        text.extend(["','", &nonce.0, "')"]);
+    }
+}
+
+/// The statements that a session has prepared in SQL, by their names. Only so can they share a query with BEGIN and
+/// COMMIT; as plain text they would cost more to plan than to run.
+#[derive(Debug, Default)]
+struct Prepared([Option<String>; Query::ALL.len()]);
+
+impl Prepared {
+    fn name(&self, query: Query) -> Result<&str, sqlx::Error> {
+        self.0[query as usize].as_deref().ok_or_else(|| {
+            sqlx::Error::Protocol("the session has not prepared its statements".to_owned())
+        })
+    }
+
+    /// Adds a PREPARE for each that is not there yet, under a name that no handler can have chosen. Answers which.
+    fn write_missing(
+        &mut self,
+        text: &mut String,
+        statements: &PostgresStatements,
+        wanted: &[Query],
+    ) -> Vec<Query> {
+        let mut missing = Vec::new();
+        for query in wanted {
+            let name = &mut self.0[*query as usize];
+            if name.is_none() {
+                let new = format!("inbox_{:016x}", fastrand::u64(..));
+                let _ = write!(
+                    text,
+                    "PREPARE {new} ({}) AS {}; ",
+                    query.parameters(),
+                    statements.query(*query)
+                );
+                *name = Some(new);
+                missing.push(*query);
+            }
+        }
+        missing
+    }
+
+    /// Of these it is not known whether they are there: they get new names.
+    fn forget(&mut self, queries: &[Query]) {
+        for query in queries {
+            self.0[*query as usize] = None;
+        }
     }
 }
 
@@ -192,8 +248,10 @@ impl InboxDatabase for Postgres {
         // A transaction of its own: what it sets must survive a rollback of the first message's.
         let begin = format!("{}; BEGIN", statements.settle_session);
         PgTransactionManager::begin(conn, Some(driver_text(&begin.into()))).await?;
-        run(conn, "COMMIT").await?;
-        Ok(PostgresGuard::default())
+        Ok(PostgresGuard {
+            is_open: true,
+            ..PostgresGuard::default()
+        })
     }
 
     async fn reset(
@@ -202,19 +260,13 @@ impl InboxDatabase for Postgres {
         guard: &mut PostgresGuard,
     ) -> Result<(), sqlx::Error> {
         level::<Self>(conn)?;
-        let mut text = format!("BEGIN; {}; ", statements.restore_session);
-        if let Some(prepared) = guard.prepared.take() {
-            let Prepared {
-                claim,
-                claim_many,
-                fence,
-                fence_many,
-                existing,
-                flush,
-            } = prepared;
-            for name in [claim, claim_many, fence, fence_many, existing, flush] {
-                let _ = write!(text, "DEALLOCATE {name}; ");
-            }
+        let mut text = String::with_capacity(512);
+        if guard.is_settled {
+            text.push_str("BEGIN; ");
+        }
+        text.extend([&statements.restore_session, "; "]);
+        for name in guard.prepared.0.iter_mut().filter_map(Option::take) {
+            let _ = write!(text, "DEALLOCATE {name}; ");
         }
         // The driver shall count no transaction when the pool gets the connection back, and can be told so only
         // by a rollback.
@@ -250,15 +302,12 @@ impl InboxDatabase for Postgres {
         claims: &Claims<'_>,
     ) -> Result<Vec<Claimed>, sqlx::Error> {
         level::<Self>(conn)?;
-        let prepared = match &guard.prepared {
-            Some(prepared) => prepared,
-            None => guard.prepared.insert(statements.prepare(conn).await?),
-        };
         let mut text = String::with_capacity(1024);
         let nonce = Nonce::new();
-        statements.write_claims(&mut text, prepared, claims, &nonce);
+        let preparing = statements.write_claims(&mut text, guard, claims, &nonce);
         guard.is_open = true;
         let answers = Answers::of(conn, text).await;
+        preparing.judge(guard, answers.completed);
         match answers.error {
             None => {
                 statements
@@ -275,8 +324,15 @@ impl InboxDatabase for Postgres {
         text: &Arc<str>,
     ) -> Result<(), sqlx::Error> {
         level::<Self>(conn)?;
+        let text = if guard.is_settled {
+            Arc::clone(text)
+        } else {
+            format!("COMMIT; {text}").into()
+        };
         guard.is_open = true;
-        run(conn, Arc::clone(text)).await
+        run(conn, text).await?;
+        guard.is_settled = true;
+        Ok(())
     }
 
     async fn seal(
@@ -289,17 +345,19 @@ impl InboxDatabase for Postgres {
         if let Some(depth) = uneven_depth::<Self>(conn) {
             return (Sealed::Uneven(depth), None);
         }
-        let Some(prepared) = &guard.prepared else {
-            return (Sealed::Gone, None);
-        };
         let mut text = String::with_capacity(1536);
         let nonce = Nonce::new();
-        let to_commit = statements.write_seal(&mut text, prepared, guard, done, &nonce);
-        if let Some(claims) = next {
+        let Ok(to_commit) = statements.write_seal(&mut text, guard, done, &nonce) else {
+            return (Sealed::Gone, None);
+        };
+        let preparing = next.map(|claims| {
             text.push_str("; ");
-            statements.write_claims(&mut text, prepared, claims, &nonce);
-        }
+            statements.write_claims(&mut text, guard, claims, &nonce)
+        });
         let mut answers = Answers::of(conn, text).await;
+        if let Some(preparing) = preparing {
+            preparing.judge(guard, answers.completed.saturating_sub(to_commit));
+        }
         // When a handler leaves a COPY half-read, the driver takes its leftovers for answers to what comes after. The
         // fence's answer, and its place, say that these are ours.
         let is_proven =
@@ -345,6 +403,12 @@ impl InboxDatabase for Postgres {
             PgTransactionManager::rollback(conn).await?;
         }
         level::<Self>(conn)?;
+        if !guard.is_settled {
+            // With this transaction goes what keeps a handler in its own.
+            return Err(sqlx::Error::Protocol(
+                "the session could not be settled".to_owned(),
+            ));
+        }
         if guard.is_open {
             // What follows on this session must get its own answers.
             let nonce = Nonce::new();
@@ -369,15 +433,15 @@ impl InboxDatabase for Postgres {
 
     async fn existing(
         conn: &mut PgConnection,
-        _statements: &PostgresStatements,
+        statements: &PostgresStatements,
         guard: &mut PostgresGuard,
         keys: &[ClaimKey<'_>],
     ) -> Result<Vec<Existing>, sqlx::Error> {
         let nonce = Nonce::new();
         let mut text = String::with_capacity(256);
-        let prepared = guard.prepared.as_ref().ok_or_else(not_prepared)?;
-        prepared.write_existing(&mut text, keys, &nonce);
+        let preparing = statements.write_existing(&mut text, guard, keys, &nonce)?;
         let answers = Answers::of(conn, text).await;
+        preparing.judge(guard, answers.completed);
         match answers.error {
             None => judge_existing(&answers.rows, keys, &nonce),
             Some(error) => Err(error),
@@ -394,16 +458,21 @@ impl InboxDatabase for Postgres {
         level::<Self>(conn)?;
         let nonce = Nonce::new();
         let mut text = String::with_capacity(1536);
-        let prepared = guard.prepared.as_ref().ok_or_else(not_prepared)?;
-        prepared.write_existing(&mut text, keys, &nonce);
+        let preparing = statements.write_existing(&mut text, guard, keys, &nonce)?;
         text.push_str("; ROLLBACK");
-        if let Some(claims) = next {
+        let preparing_next = next.map(|claims| {
             text.push_str("; ");
-            statements.write_claims(&mut text, prepared, claims, &nonce);
-        }
+            statements.write_claims(&mut text, guard, claims, &nonce)
+        });
         let mut answers = Answers::of(conn, text).await;
+        preparing.judge(guard, answers.completed);
         // One answer with a row for each key, and ROLLBACK's.
-        if !answers.rows_before.starts_with(&[keys.len(), keys.len()]) {
+        let before = preparing.statements;
+        let to_roll_back = before + 2;
+        if let Some(preparing) = preparing_next {
+            preparing.judge(guard, answers.completed.saturating_sub(to_roll_back));
+        }
+        if answers.rows_before.get(before..to_roll_back) != Some(&[keys.len(), keys.len()]) {
             return Err(answers.error.unwrap_or_else(garbled));
         }
         guard.is_open = next.is_some();
@@ -428,14 +497,16 @@ impl InboxDatabase for Postgres {
     ) -> Result<(), sqlx::Error> {
         level::<Self>(conn)?;
         let nonce = Nonce::new();
-        // The prepared statement proves that the session is the one that committed: behind a pooler, or after a
-        // restart of the server, there is none of its name.
-        let prepared = guard.prepared.as_ref().ok_or_else(not_prepared)?;
+        // A prepared statement proves that the session is the one that committed: behind a pooler, or after a restart
+        // of the server, there is none of its name. A record of the log belongs to a transaction, whose commit waits
+        // for everything logged before it.
         let text = format!(
-            "{settle}; BEGIN READ WRITE; {durable}EXECUTE {flush} ('{nonce}'); COMMIT",
+            "{settle}; BEGIN READ WRITE; {durable}SELECT '{nonce}' FROM pg_catalog.pg_logical_emit_message(true, 'inbox', '') \
+             WHERE 1 OPERATOR(pg_catalog.=) (SELECT 1 OPERATOR(pg_catalog./) pg_catalog.count(*) \
+             FROM pg_catalog.pg_prepared_statements WHERE name OPERATOR(pg_catalog.=) '{fence}'); COMMIT",
             settle = statements.settle_session,
             durable = statements.flushing,
-            flush = prepared.flush,
+            fence = guard.prepared.name(Query::Fence)?,
             nonce = nonce.0,
         );
         guard.is_open = true;
@@ -564,54 +635,56 @@ impl InboxDatabase for Postgres {
 }
 
 impl PostgresStatements {
-    /// Prepares claim and fence in a session.
-    ///
-    /// Not when the session is taken from the pool: with the tables away it fails, and that is the claim's to tell.
-    async fn prepare(&self, conn: &mut PgConnection) -> Result<Prepared, sqlx::Error> {
-        let prepared = Prepared::new();
-        let mut text = String::with_capacity(4096);
-        for (name, parameters, statement) in [
-            (
-                &prepared.claim,
-                "text, text, text, text, text, text",
-                &self.claim,
-            ),
-            (
-                &prepared.claim_many,
-                "text[], text[], text[], text[], text[], text",
-                &self.claim_many,
-            ),
-            (&prepared.fence, "tid, text, text, text", &self.fence),
-            (
-                &prepared.fence_many,
-                "tid[], text[], text, text",
-                &self.fence_many,
-            ),
-            (&prepared.existing, "text[], text, text", &self.existing),
-            (&prepared.flush, "text", &self.flush),
-        ] {
-            let _ = write!(text, "PREPARE {name} ({parameters}) AS {statement}; ");
+    const fn query(&self, query: Query) -> &String {
+        match query {
+            Query::Claim => &self.claim,
+            Query::ClaimMany => &self.claim_many,
+            Query::Fence => &self.fence,
+            Query::FenceMany => &self.fence_many,
+            Query::Existing => &self.existing,
         }
-        run(conn, text).await?;
-        Ok(prepared)
+    }
+
+    /// Adds the question for what is there under keys of one consumer.
+    fn write_existing(
+        &self,
+        text: &mut String,
+        guard: &mut PostgresGuard,
+        keys: &[ClaimKey<'_>],
+        nonce: &Nonce,
+    ) -> Result<Preparing, sqlx::Error> {
+        let queries = guard.prepared.write_missing(text, self, &[Query::Existing]);
+        let preparing = Preparing {
+            statements: queries.len(),
+            queries,
+            settles: false,
+        };
+        text.extend(["EXECUTE ", guard.prepared.name(Query::Existing)?, "('"]);
+        write_hex_array(text, keys.iter().map(|key| Some(key.message_id.as_bytes())));
+        text.push_str("','");
+        if let Some(key) = keys.first() {
+            write_hex(text, key.consumer.as_bytes());
+        }
+        text.extend(["','", &nonce.0, "')"]);
+        Ok(preparing)
     }
 
     /// Adds fence, durability, the forgetting of failures and COMMIT. Answers how many statements they are.
     fn write_seal(
         &self,
         text: &mut String,
-        prepared: &Prepared,
         guard: &PostgresGuard,
         done: &Done<'_>,
         nonce: &Nonce,
-    ) -> usize {
+    ) -> Result<usize, sqlx::Error> {
         text.extend([&self.own_role, "; EXECUTE "]);
         if let [key] = done.keys {
             let row = guard.claim_rows.trim_matches(['{', '"', '}']);
-            text.extend([&prepared.fence, "('", row, "','"]);
+            text.extend([guard.prepared.name(Query::Fence)?, "('", row, "','"]);
             write_hex(text, key.message_id.as_bytes());
         } else {
-            text.extend([&prepared.fence_many, "('", &guard.claim_rows, "','"]);
+            let fence = guard.prepared.name(Query::FenceMany)?;
+            text.extend([fence, "('", &guard.claim_rows, "','"]);
             let ids = done.keys.iter().map(|key| Some(key.message_id.as_bytes()));
             write_hex_array(text, ids);
         }
@@ -630,20 +703,43 @@ impl PostgresStatements {
             text.extend([before.as_str(), &guard.claim_rows, after]);
         }
         text.push_str("COMMIT");
-        if done.have_failures { 5 } else { 4 }
+        Ok(if done.have_failures { 5 } else { 4 })
     }
 
-    /// Adds BEGIN and the claims.
+    /// Adds BEGIN and the claims, and before them what the session has not prepared yet.
+    ///
+    /// Not when the session is taken from the pool: with the tables away it fails, and that is the claim's to tell.
     fn write_claims(
         &self,
         text: &mut String,
-        prepared: &Prepared,
+        guard: &mut PostgresGuard,
         claims: &Claims<'_>,
         nonce: &Nonce,
-    ) {
+    ) -> Preparing {
+        let start = text.len();
+        let wanted = Query::of_claims(claims.claims.len());
+        let queries = guard.prepared.write_missing(text, self, wanted);
+        let settles = !guard.is_settled;
+        let mut statements = queries.len();
+        if settles || !queries.is_empty() {
+            // In a transaction of their own: a snapshot before BEGIN would fix the isolation level.
+            text.push_str("COMMIT; ");
+            statements += 1;
+            if !settles {
+                // The role of a handler may see no schema.
+                text.insert_str(start, &format!("{}; BEGIN; ", self.own_role));
+                statements += 2;
+            }
+        }
+        let preparing = Preparing {
+            queries,
+            statements,
+            settles,
+        };
+        let name = |query| guard.prepared.name(query).unwrap_or_default();
         text.extend([claims.begin, "; EXECUTE "]);
         if let [claim] = claims.claims {
-            text.extend([prepared.claim.as_str(), "("]);
+            text.extend([name(Query::Claim), "("]);
             for part in claim_parts(claim) {
                 match part {
                     Some(bytes) => {
@@ -655,9 +751,9 @@ impl PostgresStatements {
                 }
             }
             text.extend(["'", &nonce.0, "')"]);
-            return;
+            return preparing;
         }
-        text.extend([prepared.claim_many.as_str(), "("]);
+        text.extend([name(Query::ClaimMany), "("]);
         for part in 0..CLAIM_PARTS {
             text.push('\'');
             write_hex_array(
@@ -673,6 +769,7 @@ impl PostgresStatements {
             "'); SET LOCAL lock_timeout = ",
             &self.lock_timeout,
         ]);
+        preparing
     }
 
     /// What the rows of the claims say: one row for each that was won, in their order.
@@ -850,9 +947,6 @@ impl PostgresStatements {
                 id = from_hex("asked.id"),
                 consumer = from_hex("$2"),
             ),
-            // A record of the log belongs to a transaction, whose commit waits for everything logged before it.
-            flush: "SELECT $1 FROM pg_catalog.pg_logical_emit_message(true, 'inbox', '')"
-                .to_owned(),
             own_role: effective.own_role.clone(),
             durable: synchronous_commit(&effective.synchronous_commit),
             flushing: synchronous_commit(match effective.synchronous_commit.as_str() {
@@ -943,10 +1037,6 @@ fn synchronous_commit(level: &str) -> String {
     format!("SET LOCAL synchronous_commit = {}; ", literal(level))
 }
 
-fn not_prepared() -> sqlx::Error {
-    sqlx::Error::Protocol("the session has made no claim".to_owned())
-}
-
 /// What the rows say: one for each key, in their order.
 fn judge_existing(
     rows: &[PgRow],
@@ -972,6 +1062,27 @@ fn bytes_of_hex(text: &str) -> Vec<u8> {
     let digit = |digit: &u8| char::from(*digit).to_digit(16).unwrap_or_default() as u8;
     let byte = |pair: &[u8]| pair.iter().fold(0, |byte, next| byte << 4 | digit(next));
     text.as_bytes().chunks(2).map(byte).collect()
+}
+
+/// What a text prepares before it comes to its own matter.
+#[derive(Debug)]
+struct Preparing {
+    queries: Vec<Query>,
+    /// How many statements that takes.
+    statements: usize,
+    /// Whether it commits what has settled the session.
+    settles: bool,
+}
+
+impl Preparing {
+    /// Notes how far it came.
+    fn judge(&self, guard: &mut PostgresGuard, completed: usize) {
+        if completed < self.statements {
+            guard.prepared.forget(&self.queries);
+        } else if self.settles {
+            guard.is_settled = true;
+        }
+    }
 }
 
 /// A word that only the answer to this very text can contain.
@@ -1273,252 +1384,4 @@ fn sqlstate(error: &sqlx::Error) -> Option<std::borrow::Cow<'_, str>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::envelope::Envelope;
-
-    /// Any text, with what means something to a server or a parser more often than chance has it.
-    fn text() -> impl Strategy<Value = String> {
-        let pointed = prop::sample::select(vec![
-            "'",
-            "''",
-            "\\",
-            "\\'",
-            "\"",
-            "\"\"",
-            "$$",
-            "$1",
-            "$x$",
-            ";",
-            "--",
-            "/*",
-            "*/",
-            "E'",
-            "U&'\\0027'",
-            "\0",
-            "\r\n",
-            "{",
-            "}",
-            "\",\"",
-            "NULL",
-            "');",
-            "COMMIT",
-            "\u{2019}",
-            "\u{ff07}",
-            "\u{fe00}",
-            "\u{1f4a3}",
-            "\u{10ffff}",
-            "%s",
-            "?",
-            ":x",
-        ]);
-        let piece = prop_oneof![
-            any::<char>().prop_map(String::from),
-            pointed.prop_map(str::to_owned),
-        ];
-        vec(piece, 0..40).prop_map(|pieces| pieces.concat())
-    }
-
-    #[derive(Debug)]
-    struct Message {
-        id: String,
-        envelope: Envelope,
-    }
-
-    fn message() -> impl Strategy<Value = Message> {
-        let bytes = vec(any::<u8>(), 0..40);
-        let optional = || prop::option::of(text());
-        (text(), optional(), optional(), bytes).prop_map(|(id, name, correlation, payload)| {
-            let mut envelope = Envelope::new(payload).id(id.as_str());
-            if let Some(name) = name {
-                envelope = envelope.message_type(name);
-            }
-            envelope.correlation_id = correlation;
-            Message { id, envelope }
-        })
-    }
-
-    fn statements() -> PostgresStatements {
-        let effective = Effective {
-            synchronous_commit: "on".to_owned(),
-            fsync: "on".to_owned(),
-            lock_timeout: "0".to_owned(),
-            idle_limit: None,
-            prepared_transactions: 0,
-            in_recovery: false,
-            version: 150_000,
-            encoding: "UTF8".to_owned(),
-            is_superuser: false,
-            own_role: "RESET ROLE".to_owned(),
-            own_settings: String::new(),
-        };
-        PostgresStatements::new(&Tables::default(), "public", &effective, true)
-    }
-
-    fn prepared() -> Prepared {
-        let name = |what: &str| format!("inbox_{what}");
-        Prepared {
-            claim: name("claim"),
-            claim_many: name("claim_many"),
-            fence: name("fence"),
-            fence_many: name("fence_many"),
-        }
-    }
-
-    /// The claims of these messages, and their seal.
-    fn texts(consumer: &str, messages: &[Message]) -> [String; 2] {
-        let (statements, prepared, nonce) = (statements(), prepared(), Nonce("0".repeat(16)));
-        let keys: Vec<ClaimKey<'_>> = messages
-            .iter()
-            .map(|message| ClaimKey {
-                consumer,
-                message_id: &message.id,
-            })
-            .collect();
-        let claims: Vec<Claim<'_>> = keys
-            .iter()
-            .zip(messages)
-            .map(|(key, message)| Claim::new(*key, &message.envelope))
-            .collect();
-        let begin = "BEGIN".into();
-        let claims = Claims {
-            begin: &begin,
-            claims: &claims,
-        };
-        let places: Vec<String> = (1..=messages.len())
-            .map(|n| format!("\"(0,{n})\""))
-            .collect();
-        let guard = PostgresGuard {
-            claim_rows: format!("{{{}}}", places.join(",")),
-            ..PostgresGuard::default()
-        };
-        let done = Done {
-            keys: &keys,
-            have_failures: true,
-        };
-        let mut texts = [String::new(), String::new()];
-        statements.write_claims(&mut texts[0], &prepared, &claims, &nonce);
-        statements.write_seal(&mut texts[1], &prepared, &guard, &done, &nonce);
-        texts
-    }
-
-    /// What stands between quotes, and the text without it. No literal of ours has a quote or a backslash inside, so
-    /// this is how the server reads it too, whatever its settings.
-    fn literals(text: &str) -> (Vec<&str>, String) {
-        let mut frame = String::new();
-        let mut literals = Vec::new();
-        for (n, part) in text.split('\'').enumerate() {
-            if n % 2 == 0 {
-                frame.push_str(part);
-                frame.push('\'');
-            } else {
-                literals.push(part);
-            }
-        }
-        (literals, frame)
-    }
-
-    fn from_digits(digits: &str) -> Vec<u8> {
-        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        assert!(
-            digits.bytes().all(is_digit) && digits.len().is_multiple_of(2),
-            "not hex: {digits}"
-        );
-        let pairs = digits.as_bytes().chunks(2);
-        pairs
-            .map(|pair| {
-                let pair = std::str::from_utf8(pair).unwrap_or_default();
-                u8::from_str_radix(pair, 16).unwrap_or_default()
-            })
-            .collect()
-    }
-
-    /// The elements of a literal that is one value, or an array of them.
-    fn values(literal: &str) -> Vec<Option<Vec<u8>>> {
-        let Some(array) = literal.strip_prefix('{') else {
-            return vec![Some(from_digits(literal))];
-        };
-        let array = array.strip_suffix('}').unwrap_or("no array");
-        let elements = array.split(',');
-        elements
-            .map(|element| {
-                let quoted = element.strip_prefix('"').and_then(|e| e.strip_suffix('"'));
-                match quoted {
-                    Some(digits) => Some(from_digits(digits)),
-                    None => {
-                        assert_eq!(element, "NULL");
-                        None
-                    }
-                }
-            })
-            .collect()
-    }
-
-    fn config() -> ProptestConfig {
-        ProptestConfig {
-            cases: 500,
-            failure_persistence: None,
-            ..ProptestConfig::default()
-        }
-    }
-
-    proptest! {
-        #![proptest_config(config())]
-
-        #[test]
-        fn what_a_message_says_reaches_a_text_as_digits_that_mean_it_and_changes_nothing_else(
-            consumer in text(),
-            messages in vec(message(), 1..6),
-        ) {
-            let harmless: Vec<Message> = messages
-                .iter()
-                .map(|message| {
-                    let mut envelope = Envelope::new("").id("a");
-                    if message.envelope.type_name().is_some() {
-                        envelope = envelope.message_type("a");
-                    }
-                    if message.envelope.correlation_id.is_some() {
-                        envelope.correlation_id = Some("a".to_owned());
-                    }
-                    Message { id: "a".to_owned(), envelope }
-                })
-                .collect();
-            let [claims, seal] = texts(&consumer, &messages);
-            for (text, harmless) in [&claims, &seal].into_iter().zip(texts("a", &harmless)) {
-                prop_assert!(text.is_ascii());
-                prop_assert_eq!(literals(text).1, literals(&harmless).1, "{}", text);
-            }
-
-            let (found, _) = literals(&claims);
-            let claims: Vec<Claim<'_>> = messages
-                .iter()
-                .map(|message| {
-                    let key = ClaimKey { consumer: &consumer, message_id: &message.id };
-                    Claim::new(key, &message.envelope)
-                })
-                .collect();
-            let is_one = claims.len() == 1;
-            let mut found = found.into_iter();
-            for part in 0..CLAIM_PARTS {
-                let expected: Vec<Option<Vec<u8>>> = claims
-                    .iter()
-                    .map(|claim| claim_parts(claim)[part].map(<[u8]>::to_vec))
-                    .collect();
-                // A single value that is none is a word of the text.
-                if is_one && expected == [None] {
-                    continue;
-                }
-                prop_assert_eq!(found.next().map(values), Some(expected), "part {}", part);
-            }
-            prop_assert_eq!(found.next(), Some("0000000000000000"), "the nonce follows");
-
-            let (found, _) = literals(&seal);
-            let ids: Vec<_> = messages.iter().map(|message| Some(message.id.as_bytes().to_vec())).collect();
-            prop_assert_eq!(values(found[1]), ids);
-            prop_assert_eq!(values(found[2]), [Some(consumer.as_bytes().to_vec())]);
-        }
-    }
-}
+mod tests;
