@@ -10,6 +10,7 @@ pub mod dispatch;
 pub mod proxy;
 pub mod rabbitmq;
 pub mod recorded;
+pub mod round_trips;
 pub mod servers;
 pub mod settle_frames;
 pub mod tap;
