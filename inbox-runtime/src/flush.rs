@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use inbox_core::InboxDatabase;
 
-use crate::job::{Job, Next};
+use crate::job::{Job, Jobs, Next};
 use crate::path::limited;
 use crate::worker::Worker;
 
@@ -63,11 +63,11 @@ impl<Db: InboxDatabase> Unflushed<Db> {
 
 impl<Db: InboxDatabase> Worker<Db> {
     /// Settles deliveries; those to be acked wait for their flush.
-    pub(crate) async fn settle(&mut self, jobs: Vec<Job<Db>>) {
+    pub(crate) async fn settle(&mut self, jobs: Jobs<Db>) {
         if !self.unflushed.is_on {
             return self.shared.settle(jobs).await;
         }
-        let (done, undecided): (Vec<_>, Vec<_>) = jobs
+        let (done, undecided): (Jobs<Db>, Jobs<Db>) = jobs
             .into_iter()
             .partition(|job| job.next(self.shared.longest_hold) == Next::Ack);
         self.shared.settle(undecided).await;
@@ -77,7 +77,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
         if self.unflushed.since.is_none() {
             let durable = std::mem::take(&mut self.unflushed.jobs);
-            self.shared.settle(durable).await;
+            self.shared.settle(durable.into()).await;
         }
     }
 
@@ -92,7 +92,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 Ok(()) => {
                     self.session = Some(session);
                     self.unflushed.note_commit(true);
-                    self.settle(Vec::new()).await;
+                    self.settle(Jobs::new()).await;
                     return;
                 }
                 Err(fault) => tracing::warn!(
@@ -119,6 +119,6 @@ impl<Db: InboxDatabase> Worker<Db> {
         for job in &mut jobs {
             job.reopen();
         }
-        self.shared.settle(jobs).await;
+        self.shared.settle(jobs.into()).await;
     }
 }

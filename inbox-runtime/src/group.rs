@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use smallvec::{SmallVec, smallvec};
 use tracing::Instrument as _;
 
 use inbox_core::{
@@ -31,13 +32,13 @@ const LONG: Duration = Duration::from_millis(100);
 pub(crate) struct Group<Db: InboxDatabase> {
     handler: Arc<Registered<Db>>,
     /// In the order in which they came.
-    members: Vec<Member<Db>>,
+    members: SmallVec<[Member<Db>; 1]>,
     /// How many there may be.
     limit: usize,
     /// Whether its messages have an order key, so that no other worker has messages with the same.
     is_ordered: bool,
     /// How many members each transaction that is still to be made has: the first members are in the last part.
-    parts: Vec<usize>,
+    parts: SmallVec<[usize; 4]>,
     /// Whether these are what is left of a transaction that did not succeed.
     is_split: bool,
 }
@@ -58,8 +59,8 @@ struct Member<Db: InboxDatabase> {
 
 impl<Db: InboxDatabase> Group<Db> {
     /// The first `size` members by the bytes of their ids: the order of their claims.
-    fn order(&self, size: usize) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..size).collect();
+    fn order(&self, size: usize) -> SmallVec<[usize; 4]> {
+        let mut order: SmallVec<[usize; 4]> = (0..size).collect();
         order.sort_by(|a, b| self.id(*a).cmp(self.id(*b)));
         order
     }
@@ -75,7 +76,7 @@ impl<Db: InboxDatabase> Group<Db> {
         }
     }
 
-    fn claims(&self, order: &[usize]) -> Vec<Claim<'_>> {
+    fn claims(&self, order: &[usize]) -> SmallVec<[Claim<'_>; 1]> {
         let claim =
             |member: &usize| Claim::new(self.key(*member), &self.members[*member].job.envelope);
         order.iter().map(claim).collect()
@@ -87,7 +88,7 @@ impl<Db: InboxDatabase> Group<Db> {
 
     /// All members go through one transaction.
     fn close(&mut self) {
-        self.parts = vec![self.members.len()];
+        self.parts = smallvec![self.members.len()];
     }
 
     /// Until when it may wait for more messages.
@@ -116,7 +117,8 @@ impl<Db: InboxDatabase> Group<Db> {
         self.parts.extend(std::iter::repeat_n(1, apart.len()));
         self.parts.push(together.len());
         let ordered = together.into_iter().chain(apart);
-        self.members.splice(..0, ordered.map(|(_, member)| member));
+        let behind = std::mem::take(&mut self.members);
+        self.members = ordered.map(|(_, member)| member).chain(behind).collect();
     }
 
     /// The next transaction's size.
@@ -147,10 +149,10 @@ impl<Db: InboxDatabase> Worker<Db> {
         };
         let mut group = Group {
             handler,
-            members: Vec::with_capacity(limit.min(64)),
+            members: SmallVec::new(),
             limit,
             is_ordered: job.is_ordered(),
-            parts: Vec::new(),
+            parts: SmallVec::new(),
             is_split: false,
         };
         self.add(&mut group, job);
@@ -217,8 +219,8 @@ impl<Db: InboxDatabase> Worker<Db> {
         have_failures: bool,
         goes_on: GoesOn,
     ) -> (Sealed, Option<Result<Vec<Claimed>, Fault>>) {
-        let next = self.next_claims(goes_on);
-        let next = next.as_ref().map(NextClaims::claims);
+        let next_claims = self.next_claims(goes_on);
+        let next = next_claims.as_ref().map(NextClaims::claims);
         let done = Done {
             keys,
             have_failures,
@@ -232,6 +234,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             let hung = sqlx::Error::Protocol("COMMIT took longer than its limit".to_owned());
             return (Sealed::Unknown(hung), None);
         };
+        drop(next_claims);
         if matches!(sealed, Sealed::Committed) {
             self.unflushed.note_commit(done.is_durable);
         }
@@ -251,12 +254,13 @@ impl<Db: InboxDatabase> Worker<Db> {
         } else {
             GoesOn::WithThisMessage
         };
-        let next = self.next_claims(goes_on);
-        let next = next.as_ref().map(NextClaims::claims);
+        let next_claims = self.next_claims(goes_on);
+        let next = next_claims.as_ref().map(NextClaims::claims);
         let limit = STATEMENT_LIMIT + self.wait_for(next.as_ref());
         let keys: Vec<ClaimKey<'_>> = claims.iter().map(Claim::key).collect();
         let dismissing = session.dismiss(&keys, next.as_ref());
         let (existing, claimed) = limited(limit, "reading the payload hash", dismissing).await?;
+        drop(next_claims);
         self.go_on_with(
             session,
             claimed.map(|answer| answer.map_err(Fault::Database)),
@@ -417,15 +421,18 @@ impl<Db: InboxDatabase> Worker<Db> {
         };
         if !duplicates.is_empty() {
             // Before any handler: what one does to its session has no part in the answer.
-            let claims = group.claims(&duplicates);
-            let keys: Vec<ClaimKey<'_>> = claims.iter().map(Claim::key).collect();
-            let reading = session.existing(&keys);
-            let existing = limited(STATEMENT_LIMIT, "reading the payload hash", reading).await;
-            let are_known = existing.is_ok_and(|existing| {
-                let mut compared = claims.iter().zip(&existing);
-                compared
-                    .all(|(claim, existing)| compare_payloads(claim, existing) == Comparison::Known)
-            });
+            let are_known = {
+                let claims = group.claims(&duplicates);
+                let keys: Vec<ClaimKey<'_>> = claims.iter().map(Claim::key).collect();
+                let reading = session.existing(&keys);
+                let existing = limited(STATEMENT_LIMIT, "reading the payload hash", reading).await;
+                existing.is_ok_and(|existing| {
+                    let mut compared = claims.iter().zip(&existing);
+                    compared.all(|(claim, existing)| {
+                        compare_payloads(claim, existing) == Comparison::Known
+                    })
+                })
+            };
             if !are_known {
                 drop(session);
                 return self.fall_back(group, &part, false).await;
@@ -698,7 +705,7 @@ struct Part<'a> {
 /// The claims of what comes next.
 struct NextClaims<'a> {
     begin: &'a Arc<str>,
-    claims: Vec<Claim<'a>>,
+    claims: SmallVec<[Claim<'a>; 1]>,
 }
 
 impl NextClaims<'_> {

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use inbox_core::{Delivery, Envelope, InboxDatabase, Settle, SettleToken, Verdict};
+use smallvec::SmallVec;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::queue::{LaneKey, Queue, Turn};
@@ -27,11 +28,14 @@ pub(crate) struct Job<Db: InboxDatabase> {
     _slot: OwnedSemaphorePermit,
 }
 
+/// Deliveries that are settled together, seldom more than one.
+pub(crate) type Jobs<Db> = SmallVec<[Job<Db>; 1]>;
+
 /// What is to be done with a delivery.
 #[derive(Debug)]
 pub(crate) enum Work<Db: InboxDatabase> {
     /// Run the path once for each consumer.
-    Shares(Vec<Share<Db>>),
+    Shares(SmallVec<[Share<Db>; 1]>),
     /// Ack it.
     Ignore,
     /// Keep it as a dead letter.
@@ -188,7 +192,7 @@ impl<Db: InboxDatabase> Job<Db> {
     }
 
     /// Acks deliveries, each once, in one call for each assignment.
-    pub(crate) async fn ack_all(jobs: Vec<Self>) {
+    pub(crate) async fn ack_all(jobs: Jobs<Db>) {
         let mut jobs = jobs.into_iter().peekable();
         while let Some(mut first) = jobs.next() {
             let Some(token) = first.token.take() else {

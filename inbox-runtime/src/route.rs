@@ -8,6 +8,7 @@ use inbox_core::{
     Capabilities, ConsumerName, Envelope, HandlerFuture, HandlerOn, HandlerSpec, IdSource,
     InboxDatabase, Incoming, OrderBy, Tx,
 };
+use smallvec::SmallVec;
 
 /// A handler as the path runs it.
 pub(crate) struct Registered<Db: InboxDatabase> {
@@ -204,7 +205,7 @@ impl<Db: InboxDatabase> fmt::Debug for Route<Db> {
 /// Who takes a message.
 #[derive(Debug)]
 pub(crate) enum Destination<Db: InboxDatabase> {
-    Handlers(Vec<Arc<Registered<Db>>>),
+    Handlers(SmallVec<[Arc<Registered<Db>>; 2]>),
     /// Nobody, by explicit policy.
     Ignored,
     /// Nobody.
@@ -232,7 +233,7 @@ impl<Db: InboxDatabase> Route<Db> {
                     .as_deref()
                     .is_some_and(|name| handler.spec.on.contains(&name))
         };
-        let handlers: Vec<_> = self
+        let handlers: SmallVec<_> = self
             .handlers
             .iter()
             .filter(|handler| takes(handler))

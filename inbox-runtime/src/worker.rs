@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use inbox_core::{Claimed, ConsumerName, InboxDatabase, Layout, MessageId, Session, Verdict};
+use smallvec::smallvec;
 use sqlx::Pool;
 use tokio_util::sync::CancellationToken;
 
@@ -12,7 +13,7 @@ use crate::flush::Unflushed;
 use crate::gate::Gate;
 use crate::group::Group;
 use crate::hold::Hold;
-use crate::job::{Job, Next, Status, Wait, Work};
+use crate::job::{Job, Jobs, Next, Status, Wait, Work};
 use crate::path::{Admitted, Opened};
 use crate::queue::{Queue, WorkerNumber};
 use crate::testing::{Step, StepHook};
@@ -249,7 +250,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         job.work = work;
         match at_gate {
             Some((consumer, id)) => self.park(&consumer, &id, job),
-            None => self.settle(vec![job]).await,
+            None => self.settle(smallvec![job]).await,
         }
         cut_off
     }
@@ -272,8 +273,8 @@ impl<Db: InboxDatabase> Worker<Db> {
 
 impl<Db: InboxDatabase> Shared<Db> {
     /// Settles deliveries, hands them back, or keeps them for later, by what became of them.
-    pub(crate) async fn settle(&self, jobs: Vec<Job<Db>>) {
-        let mut acked = Vec::with_capacity(jobs.len());
+    pub(crate) async fn settle(&self, jobs: Jobs<Db>) {
+        let mut acked = Jobs::new();
         for mut job in jobs {
             // What is next in its lane need not wait for the broker.
             job.turn = None;
