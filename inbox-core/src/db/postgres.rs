@@ -118,6 +118,17 @@ impl Query {
         }
     }
 
+    /// For people who look at the server's log.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Claim => "claim",
+            Self::ClaimMany => "claim_many",
+            Self::Fence => "fence",
+            Self::FenceMany => "fence_many",
+            Self::Existing => "existing",
+        }
+    }
+
     /// Qualified, for a search path of a handler may still be in force.
     const fn parameters(self) -> &'static str {
         match self {
@@ -161,7 +172,7 @@ impl Prepared {
         for query in wanted {
             let name = &mut self.0[*query as usize];
             if name.is_none() {
-                let new = format!("inbox_{:016x}", fastrand::u64(..));
+                let new = format!("inbox_{}_{:016x}", query.word(), fastrand::u64(..));
                 let _ = write!(
                     text,
                     "PREPARE {new} ({}) AS {}; ",
@@ -360,8 +371,8 @@ impl InboxDatabase for Postgres {
         }
         // When a handler leaves a COPY half-read, the driver takes its leftovers for answers to what comes after. The
         // fence's answer, and its place, say that these are ours.
-        let is_proven =
-            answers.rows_before.starts_with(&[0, 1]) && nonce.is_in(&answers.rows[..1], 1);
+        let is_proven = answers.rows_before.starts_with(&[0, 1])
+            && answers.rows.first().and_then(|row| nonce.answer(row)) == Some("1");
         if answers.completed > 1 && !is_proven {
             return (Sealed::Garbled, None);
         }
@@ -412,11 +423,11 @@ impl InboxDatabase for Postgres {
         if guard.is_open {
             // What follows on this session must get its own answers.
             let nonce = Nonce::new();
-            let answers = Answers::of(conn, format!("ROLLBACK; SELECT '{}'", nonce.0)).await;
+            let answers = Answers::of(conn, format!("ROLLBACK; SELECT '{}'", nonce.as_str())).await;
             if let Some(error) = answers.error {
                 return Err(error);
             }
-            if !nonce.is_in(&answers.rows, 0) {
+            if !nonce.is_sole_answer(&answers.rows) {
                 return Err(garbled());
             }
             guard.is_open = false;
@@ -507,14 +518,14 @@ impl InboxDatabase for Postgres {
             settle = statements.settle_session,
             durable = statements.flushing,
             fence = guard.prepared.name(Query::Fence)?,
-            nonce = nonce.0,
+            nonce = nonce.as_str(),
         );
         guard.is_open = true;
         let answers = Answers::of(conn, text).await;
         if let Some(error) = answers.error {
             return Err(error);
         }
-        if !nonce.is_in(&answers.rows, 0) {
+        if !nonce.is_sole_answer(&answers.rows) {
             return Err(garbled());
         }
         guard.is_open = false;
@@ -665,7 +676,7 @@ impl PostgresStatements {
         if let Some(key) = keys.first() {
             write_hex(text, key.consumer.as_bytes());
         }
-        text.extend(["','", &nonce.0, "')"]);
+        text.extend(["','", nonce.as_str(), "')"]);
         Ok(preparing)
     }
 
@@ -692,7 +703,7 @@ impl PostgresStatements {
         if let Some(key) = done.keys.first() {
             write_hex(text, key.consumer.as_bytes());
         }
-        text.extend(["','", &nonce.0, "'); "]);
+        text.extend(["','", nonce.as_str(), "'); "]);
         text.push_str(if done.is_durable {
             &self.durable
         } else {
@@ -750,7 +761,7 @@ impl PostgresStatements {
                     None => text.push_str("NULL,"),
                 }
             }
-            text.extend(["'", &nonce.0, "')"]);
+            text.extend(["'", nonce.as_str(), "')"]);
             return preparing;
         }
         text.extend([name(Query::ClaimMany), "("]);
@@ -765,7 +776,7 @@ impl PostgresStatements {
         // Not in the claim: it would be changed between two of them.
         text.extend([
             "'",
-            &nonce.0,
+            nonce.as_str(),
             "'); SET LOCAL lock_timeout = ",
             &self.lock_timeout,
         ]);
@@ -781,27 +792,34 @@ impl PostgresStatements {
         nonce: &Nonce,
         rows: Vec<PgRow>,
     ) -> Result<Vec<Claimed>, sqlx::Error> {
-        if !rows.is_empty() && !nonce.is_in(&rows, 4) {
-            return Err(garbled());
-        }
         guard.claim_rows.clear();
         guard.claim_rows.push('{');
         let mut answers = Vec::with_capacity(claims.claims.len());
-        let mut rows = rows.into_iter().peekable();
+        let mut rows = rows.iter().peekable();
+        let mut id = String::new();
         for claim in claims.claims {
-            let Some(row) = rows.next_if(|row| {
-                row.try_get::<&str, _>(0)
-                    .is_ok_and(|id| id == claim.key.message_id)
-            }) else {
+            id.clear();
+            write_hex(&mut id, claim.key.message_id.as_bytes());
+            let Some(row) = rows.peek() else {
                 answers.push(Claimed::Duplicate);
                 continue;
+            };
+            let mut parts = nonce.answer(row).ok_or_else(garbled)?.split(' ');
+            if parts.next() != Some(&id) {
+                answers.push(Claimed::Duplicate);
+                continue;
+            }
+            rows.next();
+            let (Some(place), Some(mark), Some(attempts)) =
+                (parts.next(), parts.next(), parts.next())
+            else {
+                return Err(garbled());
             };
             if guard.claim_rows.len() > 1 {
                 guard.claim_rows.push(',');
             }
-            let place: &str = row.try_get(1)?;
             guard.claim_rows.extend(["\"", place, "\""]);
-            let attempts = count(row.try_get::<Option<i32>, _>(3)?);
+            let attempts = attempts.parse().map_err(|_| garbled())?;
             // A dead letter that was kept under a claim has a counted failure: new messages are spared the look.
             let dead = attempts > 0
                 && sqlx::query_scalar(self.is_dead.text())
@@ -812,7 +830,7 @@ impl PostgresStatements {
             answers.push(Claimed::Won {
                 attempts,
                 dead,
-                mark: row.try_get(2)?,
+                mark: Some(mark.to_owned()),
             });
         }
         guard.claim_rows.push('}');
@@ -889,15 +907,17 @@ impl PostgresStatements {
         // Advisory locks that a handler left to its session would stay for as long as the worker has work.
         let won = format!(
             "ON CONFLICT (message_id, consumer_name) DO NOTHING \
-             RETURNING claimed.message_id, claimed.ctid::text AS place, claimed.xmin::text AS mark, \
-             (SELECT counted.attempts FROM {attempts} AS counted WHERE (counted.message_id, counted.consumer_name) = \
-             (claimed.message_id, claimed.consumer_name)) AS attempts, $6, pg_catalog.pg_advisory_unlock_all()"
+             RETURNING pg_catalog.concat_ws(' ', $6, {id}, claimed.ctid, claimed.xmin, \
+             COALESCE((SELECT counted.attempts FROM {attempts} AS counted \
+             WHERE (counted.message_id, counted.consumer_name) = (claimed.message_id, claimed.consumer_name)), 0), \
+             pg_catalog.pg_advisory_unlock_all()",
+            id = to_hex("claimed.message_id"),
         );
         // The rows are there, in the versions that this very transaction made; nothing else answers 1. Names are
         // qualified: a handler's search path is still in force.
         let fence = |all: &str, places: &str, ids: &str| {
             format!(
-                "SELECT 1 OPERATOR(pg_catalog./) {all}, $4 FROM {processed} \
+                "SELECT pg_catalog.concat_ws(' ', $4, 1 OPERATOR(pg_catalog./) {all}) FROM {processed} \
                  WHERE ctid OPERATOR(pg_catalog.=) {places} \
                  AND xmin OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()::pg_catalog.xid \
                  AND {id} OPERATOR(pg_catalog.=) {ids} AND {consumer} OPERATOR(pg_catalog.=) $3",
@@ -909,7 +929,7 @@ impl PostgresStatements {
             // The lock timeout is for the claim alone and ends with it (a duplicate ends the transaction).
             claim: format!(
                 "{insert} VALUES ({id}, {consumer}, {message_type}, {correlation_id}, {payload_hash}) {won}, \
-                     pg_catalog.set_config('lock_timeout', {lock_timeout}, true)",
+                     pg_catalog.set_config('lock_timeout', {lock_timeout}, true))",
                 id = from_hex("$1"),
                 consumer = from_hex("$2"),
                 message_type = from_hex("$3"),
@@ -921,7 +941,7 @@ impl PostgresStatements {
                 "{insert} SELECT {id}, {consumer}, {message_type}, {correlation_id}, {payload_hash} \
                      FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3), \
                      pg_catalog.unnest($4), pg_catalog.unnest($5)) AS claim (id, consumer, type, correlation, hash) \
-                     ORDER BY claim.id COLLATE pg_catalog.\"C\" {won}",
+                     ORDER BY claim.id COLLATE pg_catalog.\"C\" {won})",
                 id = from_hex("claim.id"),
                 consumer = from_hex("claim.consumer"),
                 message_type = from_hex("claim.type"),
@@ -940,7 +960,8 @@ impl PostgresStatements {
                 "ANY ($2)",
             ),
             existing: format!(
-                "SELECT claimed.message_id IS NOT NULL, pg_catalog.encode(claimed.payload_hash, 'hex'), $3 \
+                "SELECT pg_catalog.concat_ws(' ', $3, (claimed.message_id IS NOT NULL)::pg_catalog.int4, \
+                     pg_catalog.encode(claimed.payload_hash, 'hex')) \
                      FROM pg_catalog.unnest($1) WITH ORDINALITY AS asked (id, place) \
                      LEFT JOIN {processed} AS claimed ON claimed.message_id OPERATOR(pg_catalog.=) {id} \
                      AND claimed.consumer_name OPERATOR(pg_catalog.=) {consumer} ORDER BY asked.place",
@@ -1043,16 +1064,18 @@ fn judge_existing(
     keys: &[ClaimKey<'_>],
     nonce: &Nonce,
 ) -> Result<Vec<Existing>, sqlx::Error> {
-    if rows.len() != keys.len() || !nonce.is_in(rows, 2) {
+    if rows.len() != keys.len() {
         return Err(garbled());
     }
     let existing = |row: &PgRow| {
-        if !row.try_get::<bool, _>(0)? {
-            return Ok(Existing::Absent);
-        }
-        let payload_hash: Option<&str> = row.try_get(1)?;
-        Ok(Existing::Claim {
-            payload_hash: payload_hash.map(bytes_of_hex),
+        let told = nonce.answer(row).ok_or_else(garbled)?;
+        let (is_there, hash) = told.split_once(' ').unwrap_or((told, ""));
+        Ok(match is_there {
+            "1" => Existing::Claim {
+                payload_hash: (!hash.is_empty()).then(|| bytes_of_hex(hash)),
+            },
+            "0" => Existing::Absent,
+            _ => return Err(garbled()),
         })
     };
     rows.iter().map(existing).collect()
@@ -1085,21 +1108,30 @@ impl Preparing {
     }
 }
 
-/// A word that only the answer to this very text can contain.
-struct Nonce(String);
+/// A word that only the answer to this very text can contain. Answers are one column that begins with it.
+struct Nonce([u8; 16]);
 
 impl Nonce {
     fn new() -> Self {
-        Self(format!("{:016x}", fastrand::u64(..)))
+        Self(std::array::from_fn(|_| {
+            b"0123456789abcdef"[fastrand::usize(..16)]
+        }))
     }
 
-    /// Whether every row, and at least one, has it in this column.
-    fn is_in(&self, rows: &[PgRow], column: usize) -> bool {
-        let is_here = |row: &PgRow| {
-            row.try_get::<&str, _>(column)
-                .is_ok_and(|told| told == self.0)
-        };
-        !rows.is_empty() && rows.iter().all(is_here)
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+
+    /// What a row says, if it is an answer to this.
+    fn answer<'r>(&self, row: &'r PgRow) -> Option<&'r str> {
+        let told: &str = row.try_get(0).ok()?;
+        let told = told.strip_prefix(self.as_str())?;
+        Some(told.strip_prefix(' ').unwrap_or(told))
+    }
+
+    /// Whether one row came, and it is an answer to this.
+    fn is_sole_answer(&self, rows: &[PgRow]) -> bool {
+        matches!(rows, [row] if self.answer(row).is_some())
     }
 }
 

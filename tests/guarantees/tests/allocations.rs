@@ -233,6 +233,7 @@ async fn session(pool: &PgPool, messages: Vec<Envelope>) -> usize {
         let done = Done {
             keys: &[key],
             have_failures: false,
+            is_durable: true,
         };
         let next = messages.get(at + 1).map(|next| {
             let key = ClaimKey {

@@ -96,7 +96,7 @@ fn session(claim_rows: String) -> PostgresGuard {
 
 /// The claims of these messages, their seal, and the question what is there under their ids.
 fn texts(consumer: &str, messages: &[Message]) -> [String; 3] {
-    let (statements, nonce) = (statements(), Nonce("0".repeat(16)));
+    let (statements, nonce) = (statements(), Nonce([b'0'; 16]));
     let keys: Vec<ClaimKey<'_>> = messages
         .iter()
         .map(|message| ClaimKey {
