@@ -5,7 +5,7 @@ mod call;
 
 pub use call::*;
 
-pub use crate::batch::{FromBatch, Messages};
+pub use crate::batch::{FromBatch, Messages, SingleMessage};
 pub use crate::db::InboxDatabase;
 pub use crate::error::{CallError, HandlerOutcome};
 pub use crate::extract::{FromDelivery, Requirements};

@@ -2,8 +2,8 @@ use std::ops::{Deref, DerefMut};
 use std::slice;
 use std::vec;
 
-use crate::error::{CallError, ExtractError};
-use crate::extract::{FromDelivery, SharedState, State};
+use crate::error::{CallError, DecodeError, ExtractError};
+use crate::extract::{FromDelivery, Requirements, SharedState, State};
 use crate::identity::MessageId;
 use crate::incoming::Incoming;
 use crate::message::Message;
@@ -127,8 +127,8 @@ impl<'a, M> IntoIterator for &'a Batch<M> {
 /// What the first parameter of a handler with the option `batch` can be: [`Batch`] of a [`Message`].
 #[diagnostic::on_unimplemented(
     message = "a handler with `batch(..)` takes `Batch<M>`, found `{Self}`",
-    label = "not a batch of messages",
-    note = "write `Batch<{Self}>`, or remove `batch(..)` from the attribute"
+    label = "not a batch",
+    note = "write `Batch<M>`, where `M` is the type of one message, or remove `batch(..)` from the attribute"
 )]
 pub trait Messages: Sized {
     /// Decodes the messages of a call.
@@ -161,14 +161,43 @@ impl<M: Message> Messages for Batch<M> {
     }
 }
 
-/// A type that a handler of batches can take as a parameter behind the transaction.
+/// What the first parameter of a handler without the option `batch` can be: every [`Message`].
+///
+/// The attribute asks for it instead of [`Message`] where the parameter is spelled `Batch<..>`.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` belongs to one message, but this handler takes a batch",
-    label = "not available for a batch",
-    note = "each message of a batch has its own id: `for order in &orders {{ order.id() }}`; what else a message carries is decoded with it, by `impl Message`",
-    note = "a batch handler can take `State<T>`"
+    message = "`{Self}` needs the option `batch`",
+    label = "this handler takes one message",
+    note = "add `batch(max = 100)` to the attribute, or take the message itself"
 )]
-pub trait FromBatch: FromDelivery {
+pub trait SingleMessage: Sized {
+    /// Decodes the message.
+    ///
+    /// # Errors
+    ///
+    /// The message's.
+    fn decode(incoming: &Incoming<'_>) -> Result<Self, DecodeError>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: Message> SingleMessage for T {
+    fn decode(incoming: &Incoming<'_>) -> Result<Self, DecodeError> {
+        Message::decode(incoming)
+    }
+}
+
+/// A type that a handler with the option `batch` can take as a parameter behind the transaction.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not available to a handler with `batch(..)`",
+    label = "not for a batch",
+    note = "a batch has no id, attempt or headers of its own: each message has its id (`for order in &orders {{ order.id() }}`), and what else came with a message is decoded by its `impl Message`",
+    note = "write `State<T>` for a value that the builder is given with `.state(..)`, or implement `FromBatch`"
+)]
+pub trait FromBatch: Sized {
+    /// Says what the builder must be able to provide; asked once, before the first message.
+    fn requirements(needs: &mut Requirements) {
+        let _ = needs;
+    }
+
     /// Makes the value for one call.
     ///
     /// # Errors
@@ -178,6 +207,10 @@ pub trait FromBatch: FromDelivery {
 }
 
 impl<T: SharedState> FromBatch for State<T> {
+    fn requirements(needs: &mut Requirements) {
+        <Self as FromDelivery>::requirements(needs);
+    }
+
     fn from_batch(incoming: &[Incoming<'_>]) -> Result<Self, ExtractError> {
         match incoming.first() {
             Some(first) => Self::from_delivery(first),

@@ -34,7 +34,7 @@ mod source;
 mod tables;
 mod tx;
 
-pub use batch::{Batch, Batched, FromBatch, Messages};
+pub use batch::{Batch, Batched, FromBatch, Messages, SingleMessage};
 pub use consumer::{ConsumerName, InvalidConsumerName};
 pub use db::{
     Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Existing, Finding, InboxDatabase,
