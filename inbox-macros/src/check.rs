@@ -25,7 +25,8 @@ pub(crate) fn handler<'f>(
     modifiers(signature, diag);
     name(signature, diag);
     generics(signature, diag);
-    let parameters = parameters::by_role(signature, diag);
+    let takes_batch = takes_batch(signature, &args);
+    let parameters = parameters::by_role(signature, takes_batch, diag);
     let output = output(signature, diag);
     where_clause(signature, diag);
     body(function, diag);
@@ -41,6 +42,7 @@ pub(crate) fn handler<'f>(
             .attrs
             .iter()
             .any(|attr| companion::mentions(attr, "deprecated")),
+        takes_batch,
         parameters: parameters?,
         output: output?,
         args,
@@ -134,6 +136,16 @@ fn angle_bracketed(signature: &Signature) -> TokenStream {
     let generics = &signature.generics;
     let (open, params, close) = (generics.lt_token, &generics.params, generics.gt_token);
     quote!(#open #params #close)
+}
+
+/// An attribute that is wrong about `batch` is no second error if the function is right about it.
+fn takes_batch(signature: &Signature, args: &Args) -> bool {
+    let spelled = || {
+        let parameters = types::typed(signature);
+        let first = parameters.first();
+        first.is_some_and(|message| types::looks_like_batch(&message.ty))
+    };
+    args.batch.is_some() || args.batch_is_meant && spelled()
 }
 
 fn where_clause(signature: &Signature, diag: &mut Diagnostics) {

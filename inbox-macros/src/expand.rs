@@ -2,7 +2,7 @@
 
 use crate::model::{Handler, Parameters};
 use crate::path::Root;
-use crate::{companion, spec};
+use crate::{companion, spec, types};
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
@@ -103,7 +103,8 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
     let qualified = matches!(root, Root::Given(_))
         .then(|| quote_spanned!(first=> #[allow(unused_qualifications)]));
     let spec = spec::constant(name, args, root);
-    let requirements = requirements(parameters, root);
+    let roles = Roles::of(handler);
+    let requirements = requirements(parameters, &roles, root);
     // An identifier typed in two places is two variables in a `macro_rules!`, so each is made once.
     let (incoming, tx) = (
         Ident::new("__incoming", Span::mixed_site()),
@@ -132,6 +133,44 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
     }
 }
 
+/// The traits by which the parameters are made, and their functions.
+struct Roles {
+    message: &'static str,
+    decode: &'static str,
+    extractor: &'static str,
+    extract: &'static str,
+    begin: &'static str,
+}
+
+impl Roles {
+    fn of(handler: &Handler<'_>) -> Self {
+        if handler.takes_batch {
+            return Self {
+                message: "Messages",
+                decode: "decode_all",
+                extractor: "FromBatch",
+                extract: "from_batch",
+                begin: "begin_batch",
+            };
+        }
+        Self {
+            // The same by another name, which says what is missing.
+            message: match types::looks_like_batch(handler.parameters.message) {
+                true => "SingleMessage",
+                false => "Message",
+            },
+            decode: "decode",
+            extractor: "FromDelivery",
+            extract: "from_delivery",
+            begin: "begin",
+        }
+    }
+}
+
+fn named(name: &str, place: Span) -> Ident {
+    Ident::new(name, place)
+}
+
 fn glued(mut start: TokenStream, end: TokenStream) -> TokenStream {
     start.extend(end);
     start
@@ -145,13 +184,13 @@ fn ends(tokens: &TokenStream) -> (Span, Span) {
 }
 
 /// What `build()` must be able to provide, asked once.
-fn requirements(parameters: &Parameters<'_>, root: &Root) -> TokenStream {
+fn requirements(parameters: &Parameters<'_>, roles: &Roles, root: &Root) -> TokenStream {
     let place = parameters.transaction.span();
     let at = root.at(place);
     let needs = Ident::new("__needs", Span::mixed_site());
     let asked = parameters.extractors.iter().map(|extractor| {
-        let at = root.at(extractor.span());
-        quote_spanned!(extractor.span()=> <#extractor as #at::__private::FromDelivery>::requirements(#needs);)
+        let (at, role) = (root.at(extractor.span()), named(roles.extractor, extractor.span()));
+        quote_spanned!(extractor.span()=> <#extractor as #at::__private::#role>::requirements(#needs);)
     });
     quote_spanned! {place=>
         fn requirements(#needs: &mut #at::__private::Requirements) {
@@ -218,8 +257,13 @@ fn steps(handler: &Handler<'_>, root: &Root, call: &Ident) -> TokenStream {
         ..
     } = handler;
     // Each role is asked for where its type stands, so a wrong type is one error, under the user's own tokens.
+    let roles = Roles::of(handler);
     let at = root.at(message.span());
-    let decode = quote_spanned!(message.span()=> <#message as #at::__private::Message>::decode);
+    let (role, decode) = (
+        named(roles.message, message.span()),
+        named(roles.decode, message.span()),
+    );
+    let decode = quote_spanned!(message.span()=> <#message as #at::__private::#role>::#decode);
 
     // From the runtime's transaction to the type that the user wrote. A wrong type fails here and not once more as
     // mismatched types in the call.
@@ -231,8 +275,12 @@ fn steps(handler: &Handler<'_>, root: &Root, call: &Ident) -> TokenStream {
     );
 
     let extracts = extractors.iter().map(|extractor| {
-        let at = root.at(extractor.span());
-        quote_spanned!(extractor.span()=> <#extractor as #at::__private::FromDelivery>::from_delivery)
+        let (at, role) = (
+            root.at(extractor.span()),
+            named(roles.extractor, extractor.span()),
+        );
+        let extract = named(roles.extract, extractor.span());
+        quote_spanned!(extractor.span()=> <#extractor as #at::__private::#role>::#extract)
     });
 
     let at = root.at(output.span());
@@ -241,7 +289,12 @@ fn steps(handler: &Handler<'_>, root: &Root, call: &Ident) -> TokenStream {
 
     // A message that borrows from the payload is reported at this call.
     let at = root.at(message.span());
-    let begin = format_ident!("begin_{}", extractors.len(), span = message.span());
+    let begin = format_ident!(
+        "{}_{}",
+        roles.begin,
+        extractors.len(),
+        span = message.span()
+    );
     quote_spanned! {message.span()=>
         #at::__private::#begin(#call, #decode, #lend, #(#extracts,)* #name, #outcome)
     }

@@ -17,6 +17,7 @@ mod model;
 mod options;
 mod parameters;
 mod path;
+mod reader;
 mod rejected;
 mod spec;
 mod suggest;

@@ -13,6 +13,8 @@ pub(crate) struct Handler<'f> {
     /// The lints that are allowed in it.
     pub(crate) allowed: Vec<Attribute>,
     pub(crate) is_deprecated: bool,
+    /// Whether the message is a batch of them.
+    pub(crate) takes_batch: bool,
     pub(crate) parameters: Parameters<'f>,
     pub(crate) output: &'f Type,
     pub(crate) args: Args,

@@ -13,6 +13,7 @@ const MOST: usize = 16;
 /// The parameters in their roles, or `None` if there are too few to tell.
 pub(crate) fn by_role<'f>(
     signature: &'f Signature,
+    takes_batch: bool,
     diag: &mut Diagnostics,
 ) -> Option<Parameters<'f>> {
     if let Some(FnArg::Receiver(receiver)) = signature.inputs.first() {
@@ -34,7 +35,7 @@ pub(crate) fn by_role<'f>(
     let parameters = types::typed(signature);
     for (position, parameter) in parameters.iter().enumerate() {
         stands_alone(parameter, diag);
-        if let Some(finding) = misplaced(position, &parameters) {
+        if let Some(finding) = misplaced(position, &parameters, takes_batch) {
             diag.push(finding);
         }
     }
@@ -126,7 +127,7 @@ fn parenthesized(signature: &Signature) -> impl ToTokens {
 }
 
 /// What is wrong with a parameter for its position. The transaction is told by its `&mut`.
-fn misplaced(position: usize, parameters: &[&PatType]) -> Option<Finding> {
+fn misplaced(position: usize, parameters: &[&PatType], takes_batch: bool) -> Option<Finding> {
     let [message, transaction, further @ ..] = parameters else {
         return None;
     };
@@ -142,7 +143,8 @@ fn misplaced(position: usize, parameters: &[&PatType]) -> Option<Finding> {
             Finding::new(&message.ty, "the message comes first, then the transaction")
                 .help("swap the two parameters"),
         ),
-        0 => by_reference(message),
+        0 if takes_batch => not_a_batch(message).or_else(|| by_reference(message, "batch")),
+        0 => by_reference(message, "message"),
         1 if in_place => wrongly_borrowed(transaction),
         1 if swapped || late.is_some() => None,
         1 => Some(not_borrowed(transaction)),
@@ -161,7 +163,20 @@ fn misplaced(position: usize, parameters: &[&PatType]) -> Option<Finding> {
     }
 }
 
-fn by_reference(message: &PatType) -> Option<Finding> {
+/// Many messages, but not as a handler of batches gets them.
+fn not_a_batch(messages: &PatType) -> Option<Finding> {
+    let message = types::listed(&messages.ty)?;
+    let found = types::spelled(&messages.ty);
+    Some(
+        Finding::new(
+            &messages.ty,
+            format!("a handler with `batch(..)` takes `Batch<M>`, found `{found}`"),
+        )
+        .help(format!("write `Batch<{}>`", types::spelled(message))),
+    )
+}
+
+fn by_reference(message: &PatType, what: &str) -> Option<Finding> {
     let reference = types::reference(&message.ty)?;
     let sign = if reference.mutability.is_some() {
         "&mut"
@@ -169,7 +184,7 @@ fn by_reference(message: &PatType) -> Option<Finding> {
         "&"
     };
     Some(
-        Finding::new(reference, "the message is passed by value")
+        Finding::new(reference, format!("the {what} is passed by value"))
             .help(format!("remove the `{sign}`")),
     )
 }

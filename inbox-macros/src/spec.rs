@@ -2,9 +2,10 @@
 
 use crate::args::Args;
 use crate::path::Root;
-use crate::values::{DedupKey, Isolation, Names};
-use proc_macro2::{Ident, TokenStream};
+use crate::values::{DedupKey, Isolation, Names, OrderBy, Place};
+use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
+use std::time::Duration;
 use syn::ext::IdentExt;
 
 /// Output: `HandlerSpec::new("billing", "crate::charge", file!(), line!()).on(&["OrderPlaced"])`
@@ -30,14 +31,13 @@ pub(crate) fn constant(name: &Ident, args: &Args, root: &Root) -> TokenStream {
         let variant = match key {
             DedupKey::MessageId => quote_spanned!(place=> MessageId),
             DedupKey::CloudEvents => quote_spanned!(place=> CloudEvents),
-            DedupKey::Header(header) => quote_spanned!(place=> Header(#header)),
-            DedupKey::Payload(pointer) => quote_spanned!(place=> Payload(#pointer)),
+            DedupKey::At(at) => variant(at, place),
         };
         quote_spanned!(place=> .key(#root::__private::DedupKey::#variant))
     });
     let timeout = args.timeout.map(|timeout| {
-        let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        quote_spanned!(place=> .timeout(::core::time::Duration::from_millis(#millis)))
+        let timeout = duration(timeout, place);
+        quote_spanned!(place=> .timeout(#timeout))
     });
     let max_attempts = args
         .max_attempts
@@ -50,6 +50,28 @@ pub(crate) fn constant(name: &Ident, args: &Args, root: &Root) -> TokenStream {
         };
         quote_spanned!(place=> .isolation(#root::__private::Isolation::#variant))
     });
+    let order_by = args.order_by.as_ref().map(|order_by| {
+        let variant = match order_by {
+            OrderBy::Key => quote_spanned!(place=> Key),
+            OrderBy::At(at) => variant(at, place),
+        };
+        quote_spanned!(place=> .order_by(#root::__private::OrderBy::#variant))
+    });
+    let own_transaction = args
+        .own_transaction
+        .map(|own| quote_spanned!(place=> .own_transaction(#own)));
+    let batch = args.batch.as_ref().map(|batch| {
+        // Only a rejected attribute has no number.
+        let max = batch
+            .max
+            .and_then(|max| usize::try_from(max).ok())
+            .unwrap_or(1);
+        let linger = batch.linger.map(|linger| {
+            let linger = duration(linger, place);
+            quote_spanned!(place=> .linger(#linger))
+        });
+        quote_spanned!(place=> .batch(#root::__private::BatchLimits::new(#max) #linger))
+    });
     quote_spanned! {place=>
         #root::__private::HandlerSpec::new(
             #consumer,
@@ -57,6 +79,19 @@ pub(crate) fn constant(name: &Ident, args: &Args, root: &Root) -> TokenStream {
             ::core::file!(),
             ::core::line!(),
         )
-        #on #from #key #timeout #max_attempts #isolation
+        #on #from #key #timeout #max_attempts #isolation #order_by #batch #own_transaction
     }
+}
+
+/// The variant of a key that names a place in the message.
+fn variant(place: &Place, span: Span) -> TokenStream {
+    match place {
+        Place::Header(name) => quote_spanned!(span=> Header(#name)),
+        Place::Payload(pointer) => quote_spanned!(span=> Payload(#pointer)),
+    }
+}
+
+fn duration(duration: Duration, span: Span) -> TokenStream {
+    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    quote_spanned!(span=> ::core::time::Duration::from_millis(#millis))
 }

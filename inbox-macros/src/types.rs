@@ -1,8 +1,10 @@
 //! What syntax can tell about a type. Which type it is, only traits can tell.
 
-use proc_macro2::{Spacing, TokenStream, TokenTree};
+use proc_macro2::{Ident, Spacing, TokenStream, TokenTree};
 use quote::ToTokens;
-use syn::{FnArg, PatType, ReturnType, Signature, Type, TypeReference};
+use syn::{
+    FnArg, GenericArgument, PatType, PathArguments, ReturnType, Signature, Type, TypeReference,
+};
 
 /// The type without parentheses and without the invisible groups that a `$t:ty` of a `macro_rules!` has around it.
 pub(crate) fn peel(ty: &Type) -> &Type {
@@ -47,6 +49,36 @@ pub(crate) fn looks_like_extractor(ty: &Type) -> bool {
     last_name(ty).is_some_and(|name| extractors.contains(&name.as_str()))
 }
 
+/// Whether the type is spelled `Batch<..>`. Good enough to choose a text, too.
+pub(crate) fn looks_like_batch(ty: &Type) -> bool {
+    generic(ty).is_some_and(|(name, _)| name == "Batch")
+}
+
+/// The type of which there are many in `Vec<M>`, `[M; 8]`, and `&[M]`.
+pub(crate) fn listed(ty: &Type) -> Option<&Type> {
+    match peel(ty) {
+        Type::Reference(reference) => listed(&reference.elem),
+        Type::Slice(slice) => Some(&slice.elem),
+        Type::Array(array) => Some(&array.elem),
+        other => match generic(other)? {
+            (name, GenericArgument::Type(listed)) if name == "Vec" => Some(listed),
+            _ => None,
+        },
+    }
+}
+
+/// The name of a generic type and its first argument.
+fn generic(ty: &Type) -> Option<(&Ident, &GenericArgument)> {
+    let Type::Path(path) = peel(ty) else {
+        return None;
+    };
+    let last = path.path.segments.last()?;
+    match &last.arguments {
+        PathArguments::AngleBracketed(arguments) => Some((&last.ident, arguments.args.first()?)),
+        _ => None,
+    }
+}
+
 fn last_name(ty: &Type) -> Option<String> {
     match peel(ty) {
         Type::Path(path) => Some(path.path.segments.last()?.ident.to_string()),
@@ -60,7 +92,7 @@ pub(crate) fn spelled(ty: &Type) -> String {
     let mut spelled = String::with_capacity(spaced.len());
     for word in spaced.split(' ') {
         let glued =
-            word.starts_with(['<', '>', ':', ',']) || spelled.ends_with(['<', ':', '&', '\'']);
+            word.starts_with(['<', '>', ':', ',', ';']) || spelled.ends_with(['<', ':', '&', '\'']);
         if !glued && !spelled.is_empty() {
             spelled.push(' ');
         }

@@ -49,6 +49,17 @@ fn assert_options(cases: &[(&str, &[Expected<'_>])]) {
     }
 }
 
+/// Cases of options besides the consumer in front of a correct function that takes a batch.
+fn assert_batch_options(cases: &[(&str, &[Expected<'_>])]) {
+    for (options, expected) in cases {
+        let item = "async fn post(orders: Batch<OrderPlaced>, tx: &mut Tx<Postgres>) -> Result<(), E> { Ok(()) }";
+        assert_findings(
+            &format!("#[inbox_handler(consumer = \"x\", {options})] {item}"),
+            expected,
+        );
+    }
+}
+
 /// Cases of items under a correct attribute.
 fn assert_items(cases: &[(&str, &[Expected<'_>])]) {
     for (item, expected) in cases {
@@ -63,7 +74,8 @@ const NEEDS_CONSUMER: &str = "`#[inbox_handler]` needs a consumer name";
 const PICK: &str =
     "pick a stable name such as `\"billing\"`; messages are deduplicated per consumer";
 const PRODUCER_ID: &str = "use an id set by the producer, e.g. `key = \"message_id\"`";
-const OPTIONS: &str = "the options are `consumer`, `on`, `from`, `key`, `timeout`, `max_attempts`, `isolation`, `crate`";
+const OPTIONS: &str = "the options are `consumer`, `on`, `from`, `key`, `timeout`, `max_attempts`, `isolation`, \
+                       `order_by`, `batch`, `own_transaction`, `crate`";
 const KEYS: &str =
     r#"the keys are `"message_id"`, `"cloudevents"`, `"header:NAME"`, `"payload:/json/pointer"`"#;
 const PERSISTED: &str = "write `consumer = \"billing\"`: the name is persisted, so it is spelled out where the handler is defined";
@@ -104,6 +116,29 @@ fn a_correct_definition_has_no_findings() {
         ),
         (
             r#"crate = ::facade::inbox, consumer = "billing", max_attempts = 0x10"#,
+            &[],
+        ),
+        (r#"consumer = "billing", order_by = "key""#, &[]),
+        (
+            r#"consumer = "billing", order_by = "header:x-account""#,
+            &[],
+        ),
+        // What is no identity can be an order.
+        (
+            r#"consumer = "billing", order_by = "header:partition""#,
+            &[],
+        ),
+        (
+            r#"consumer = "billing", order_by = "payload:/order/account~1a", own_transaction = true"#,
+            &[],
+        ),
+        (r#"consumer = "billing", own_transaction = false"#, &[]),
+    ]);
+    assert_batch_options(&[
+        ("batch(max = 1)", &[]),
+        (r#"batch(max = 10_000, linger = "10s",)"#, &[]),
+        (
+            r#"batch(linger = "1ms", max = 0x10), own_transaction = false, order_by = "key""#,
             &[],
         ),
     ]);
@@ -540,12 +575,8 @@ fn unknown_options_are_explained() {
             ],
         ),
         (
-            r#"consumer = "x", batch(max = 8), order_by = "key", mode = "stored""#,
-            &[
-                ("unknown option `batch`", OPTIONS, "batch"),
-                ("unknown option `order_by`", OPTIONS, "order_by"),
-                ("unknown option `mode`", OPTIONS, "mode"),
-            ],
+            r#"consumer = "x", mode = "stored""#,
+            &[("unknown option `mode`", OPTIONS, "mode")],
         ),
     ]);
 }
@@ -738,6 +769,11 @@ fn a_key_has_one_of_four_forms() {
             r#"`key = "payload:/order"`"#,
         ),
         (
+            "$.order.id",
+            "unknown message key `$.order.id`",
+            r#"did you mean `"payload:/order/id"`?"#,
+        ),
+        (
             "payload:/a~b~0c~",
             "a `~` in a JSON pointer is written `~0`",
             r#"`key = "payload:/a~0b~0c~0"`"#,
@@ -781,6 +817,552 @@ fn a_key_that_is_no_literal_is_shown_as_one() {
             )],
         )]);
     }
+}
+
+#[test]
+fn an_order_key_has_one_of_three_forms() {
+    let forms = r#"the order keys are `"key"`, `"header:NAME"`, `"payload:/json/pointer"`"#;
+    let common =
+        r#"name what messages of one order have in common, e.g. `order_by = "payload:/account"`"#;
+    let key = r#"did you mean `"key"`?"#;
+    let account = r#"did you mean `"payload:/account"`?"#;
+    for (order, headline, help) in [
+        ("", "the order key is empty", forms),
+        ("  ", "the order key is empty", forms),
+        ("/account", "unknown order key `/account`", account),
+        ("$.account", "unknown order key `$.account`", account),
+        ("account", "unknown order key `account`", account),
+        (
+            "order.account_id",
+            "unknown order key `order.account_id`",
+            r#"did you mean `"payload:/order/account_id"`?"#,
+        ),
+        (
+            "x-account",
+            "unknown order key `x-account`",
+            r#"did you mean `"header:x-account"`?"#,
+        ),
+        (
+            "Header = x-account",
+            "unknown order key `Header = x-account`",
+            r#"did you mean `"header:x-account"`?"#,
+        ),
+        (
+            "header x-account",
+            "unknown order key `header x-account`",
+            r#"did you mean `"header:x-account"`?"#,
+        ),
+        ("body:/account", "unknown order key `body:/account`", forms),
+        ("a b", "unknown order key `a b`", forms),
+        ("Key", "unknown order key `Key`", key),
+        ("keys", "unknown order key `keys`", key),
+        ("routing_key", "unknown order key `routing_key`", key),
+        ("routing-key", "unknown order key `routing-key`", key),
+        ("partition_key", "unknown order key `partition_key`", key),
+        ("partitionKey", "unknown order key `partitionKey`", key),
+        ("partition", "unknown order key `partition`", key),
+        ("group", "unknown order key `group`", key),
+        ("MessageGroupId", "unknown order key `MessageGroupId`", key),
+        (
+            "message_id",
+            "`message_id` orders nothing: every message has one of its own",
+            common,
+        ),
+        (
+            "cloudevents",
+            "`cloudevents` orders nothing: every message has one of its own",
+            common,
+        ),
+        (
+            "id",
+            "`id` orders nothing: every message has one of its own",
+            common,
+        ),
+        (
+            "header:",
+            "`header:` needs a header name",
+            r#"`order_by = "header:x-account"`"#,
+        ),
+        (
+            "header",
+            "`header:` needs a header name",
+            r#"`order_by = "header:x-account"`"#,
+        ),
+        (
+            "header: x-account",
+            "the header name starts or ends with white space",
+            r#"`order_by = "header:x-account"`"#,
+        ),
+        (
+            "payload",
+            "`payload:` needs a JSON pointer",
+            r#"`order_by = "payload:/account"`"#,
+        ),
+        (
+            "payload:account.id",
+            "a JSON pointer starts with `/`, found `account.id`",
+            r#"`order_by = "payload:/account/id"`"#,
+        ),
+        (
+            "payload:/account/",
+            "a JSON pointer that ends with `/` names a property without a name",
+            r#"`order_by = "payload:/account"`"#,
+        ),
+        (
+            "payload:/a~b",
+            "a `~` in a JSON pointer is written `~0`",
+            r#"`order_by = "payload:/a~0b"`"#,
+        ),
+    ] {
+        let literal = format!("\"{order}\"");
+        assert_options(&[(
+            &format!("consumer = \"x\", order_by = {literal}"),
+            &[(headline, help, &literal)],
+        )]);
+    }
+}
+
+#[test]
+fn an_order_key_is_a_string_literal() {
+    let expression = "`order_by` takes a string literal, not an expression";
+    for (value, headline, help) in [
+        (
+            "7",
+            "`order_by` takes a string literal",
+            r#"write `order_by = "payload:/account"`"#,
+        ),
+        (
+            "true",
+            "`order_by` takes a string literal",
+            r#"write `order_by = "payload:/account"`"#,
+        ),
+        (
+            "b\"key\"",
+            "`order_by` takes a string literal, found a byte string",
+            "remove the `b`",
+        ),
+        ("key", expression, r#"write `order_by = "key"`"#),
+        ("OrderBy::Key", expression, r#"write `order_by = "key"`"#),
+        (
+            "account",
+            expression,
+            r#"write `order_by = "payload:/account"`"#,
+        ),
+        (
+            "OrderBy::Payload(\"/order/id\")",
+            expression,
+            r#"write `order_by = "payload:/order/id"`"#,
+        ),
+        (
+            "header(\"x-account\")",
+            expression,
+            r#"write `order_by = "header:x-account"`"#,
+        ),
+        (
+            "[\"key\"]",
+            expression,
+            r#"write `order_by = "payload:/account"`"#,
+        ),
+    ] {
+        assert_options(&[(
+            &format!("consumer = \"x\", order_by = {value}"),
+            &[(headline, help, value)],
+        )]);
+    }
+}
+
+#[test]
+fn words_for_the_order_the_batch_and_the_own_transaction() {
+    for (words, help) in [
+        (
+            "ordered_by order partition_by partition_key group_by ordering_key affinity shard_by orderBy",
+            r#"here use `order_by = "payload:/account"`"#,
+        ),
+        (
+            "batch_size max_batch bulk chunk max_batch_size maxBatchSize",
+            "here use `batch(max = 100)`",
+        ),
+        (
+            "isolated single exclusive separate_transaction no_batch",
+            "here use `own_transaction = true`",
+        ),
+        (
+            "shared_transaction shared_transactions shareTransaction",
+            "messages share a transaction unless a handler has `own_transaction = true`",
+        ),
+        ("max Max", "write it as `batch(max = 100)`"),
+        ("linger", "write it as `batch(max = 100, linger = \"5ms\")`"),
+        ("orderby order_bye", "did you mean `order_by`?"),
+        ("bacth Batch", "did you mean `batch`?"),
+        (
+            "own_transactions ownTransaction",
+            "did you mean `own_transaction`?",
+        ),
+    ] {
+        for word in words.split(' ') {
+            let help = match word {
+                "orderBy" => "did you mean `order_by`?",
+                _ => help,
+            };
+            assert_options(&[(
+                &format!("consumer = \"x\", {word} = 5"),
+                &[(&format!("unknown option `{word}`"), help, word)],
+            )]);
+        }
+    }
+    assert_options(&[
+        (
+            r#"consumer = "x", routing_key = "a""#,
+            &[(
+                "unknown option `routing_key`",
+                r#"the subscription belongs to the runtime builder; here use `consumer = "..."`"#,
+                "routing_key",
+            )],
+        ),
+        (
+            r#"consumer = "x", idempotency_key = "a""#,
+            &[(
+                "unknown option `idempotency_key`",
+                r#"here use `key = "message_id"`"#,
+                "idempotency_key",
+            )],
+        ),
+    ]);
+}
+
+#[test]
+fn a_batch_has_its_limits_in_parentheses() {
+    let written = "`batch` is written with parentheses";
+    let needs = "`batch` needs `max`, the most messages of one call";
+    let example = "`batch(max = 100)`";
+    assert_batch_options(&[
+        ("batch", &[(written, example, "batch")]),
+        ("batch, timeout = \"5s\"", &[(written, example, "batch")]),
+        ("batch = 500", &[(written, "`batch(max = 500)`", "=")]),
+        ("batch = \"max = 5\"", &[(written, "`batch(max = 5)`", "=")]),
+        ("batch = \"5\"", &[(written, "`batch(max = 5)`", "=")]),
+        ("batch = (max = 5)", &[(written, "`batch(max = 5)`", "=")]),
+        ("batch = true", &[(written, example, "=")]),
+        ("batch = SIZE", &[(written, example, "=")]),
+        ("batch =", &[(written, example, "=")]),
+        ("batch: 500", &[(written, "`batch(max = 500)`", ":")]),
+        ("batch 500", &[(written, "`batch(max = 500)`", "500")]),
+        (
+            "batch[max = 5]",
+            &[(written, "`batch(max = 5)`", "[max = 5]")],
+        ),
+        ("batch { max: 5 }", &[(written, example, "{ max: 5 }")]),
+        ("batch()", &[(needs, example, "batch()")]),
+        (
+            "batch(linger = \"5ms\")",
+            &[(needs, "add `max = 100`", "batch(linger = \"5ms\")")],
+        ),
+        (
+            "batch(max = 5), batch(max = 6)",
+            &[("`batch` is given twice", "keep one", "batch")],
+        ),
+        (
+            "batch(max = 5) 6",
+            &[(
+                "expected `,`, found `6`",
+                "remove `6`, or write `, option = value`",
+                "6",
+            )],
+        ),
+    ]);
+}
+
+#[test]
+fn the_options_of_a_batch_are_checked_like_the_others() {
+    let max = "here use `max = 100`";
+    let unknown = |name: &str| format!("unknown option `{name}` of `batch`");
+    assert_batch_options(&[
+        (
+            "batch(500)",
+            &[(
+                "expected `option = value`, found a number",
+                "`max = 500`",
+                "500",
+            )],
+        ),
+        (
+            "batch(\"500\")",
+            &[(
+                "expected `option = value`, found a string",
+                "`max = 100`",
+                "\"500\"",
+            )],
+        ),
+        (
+            "batch(max = 5, \"5ms\")",
+            &[(
+                "expected `option = value`, found a string",
+                "remove it, or say which option it is",
+                "\"5ms\"",
+            )],
+        ),
+        (
+            "batch(max)",
+            &[("`max` needs a value", "`max = 100`", "max")],
+        ),
+        (
+            "batch(max =)",
+            &[("`max` needs a value", "`max = 100`", "max =")],
+        ),
+        (
+            "batch(max: 5)",
+            &[("`max` is written with `=`", "`max = 5`", ":")],
+        ),
+        (
+            "batch(max(5))",
+            &[("`max` is written with `=`", "`max = 5`", "(5)")],
+        ),
+        ("batch(size = 5)", &[(&unknown("size"), max, "size")]),
+        (
+            "batch(maximum = 5)",
+            &[(&unknown("maximum"), max, "maximum")],
+        ),
+        (
+            "batch(mx = 5)",
+            &[(&unknown("mx"), "did you mean `max`?", "mx")],
+        ),
+        (
+            "batch(max = 5, wait = \"5ms\")",
+            &[(&unknown("wait"), "here use `linger = \"5ms\"`", "wait")],
+        ),
+        (
+            "batch(max = 5, timeout = \"5ms\")",
+            &[(
+                &unknown("timeout"),
+                "here use `linger = \"5ms\"`",
+                "timeout",
+            )],
+        ),
+        (
+            "batch(max = 5, order_by = \"key\")",
+            &[(
+                &unknown("order_by"),
+                "write it behind the parentheses: `, order_by = \"payload:/account\"`",
+                "order_by",
+            )],
+        ),
+        (
+            "batch(max = 5, colour = 1)",
+            &[(
+                &unknown("colour"),
+                "the options are `max`, `linger`",
+                "colour",
+            )],
+        ),
+        (
+            "batch(max = 5, max = 6)",
+            &[("`max` is given twice", "keep one", "max")],
+        ),
+        (
+            "batch(max = 5 linger = \"5ms\")",
+            &[("expected `,` before `linger`", "write `, linger`", "linger")],
+        ),
+        (
+            "batch(max = 5; linger = \"5ms\")",
+            &[("expected `,`, found `;`", "write `,`", ";")],
+        ),
+        (
+            "batch(, max = 5)",
+            &[("expected an option before `,`", "remove the comma", ",")],
+        ),
+        (
+            "batch(max = 0, linger = \"0s\"), colour = 1",
+            &[
+                (
+                    "`max = 0` would never run the handler",
+                    "write `max = 1` for one message at a time",
+                    "0",
+                ),
+                (
+                    "a linger of `0s` waits for nothing",
+                    "remove `linger`",
+                    "\"0s\"",
+                ),
+                ("unknown option `colour`", OPTIONS, "colour"),
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn the_size_and_the_linger_of_a_batch_are_bounded() {
+    for (value, headline, help) in [
+        (
+            "0",
+            "`max = 0` would never run the handler",
+            "write `max = 1` for one message at a time",
+        ),
+        (
+            "10001",
+            "`max` is at most 10000, found 10001",
+            "write `max = 10000`",
+        ),
+        (
+            "\"5\"",
+            "`max` takes a whole number, found a string",
+            "write `max = 5`",
+        ),
+        (
+            "5usize",
+            "`max` takes a plain whole number",
+            "write `max = 5`",
+        ),
+        (
+            "-1",
+            "`max` takes a whole number, 1 or more",
+            "write `max = 100`",
+        ),
+        (
+            "MANY",
+            "`max` takes a whole number, 1 or more",
+            "write `max = 100`",
+        ),
+    ] {
+        assert_batch_options(&[(&format!("batch(max = {value})"), &[(headline, help, value)])]);
+    }
+    for (value, headline, help) in [
+        (
+            "5",
+            "durations need a unit, found `5`",
+            "`linger = \"5ms\"`",
+        ),
+        (
+            "\"5\"",
+            "durations need a unit, found `5`",
+            "`linger = \"5ms\"`",
+        ),
+        (
+            "5ms",
+            "`linger` takes a string literal",
+            "`linger = \"5ms\"`",
+        ),
+        (
+            "\"11s\"",
+            "`11s` is longer than a batch may wait: at most `10s`",
+            "`linger = \"10s\"`",
+        ),
+        (
+            "\"1 minute\"",
+            "`1 minute` is longer than a batch may wait: at most `10s`",
+            "`linger = \"10s\"`",
+        ),
+        ("0", "a linger of `0` waits for nothing", "remove `linger`"),
+        (
+            "\"0ms\"",
+            "a linger of `0ms` waits for nothing",
+            "remove `linger`",
+        ),
+        (
+            "\"500us\"",
+            "unknown unit `us` in `500us`: the units are `ms`, `s`, `m`, `h`",
+            "`linger = \"5ms\"`",
+        ),
+        (
+            "Duration::from_millis(5)",
+            "`linger` takes a string literal, not an expression",
+            "write `linger = \"5ms\"`",
+        ),
+    ] {
+        assert_batch_options(&[(
+            &format!("batch(max = 5, linger = {value})"),
+            &[(headline, help, value)],
+        )]);
+    }
+}
+
+#[test]
+fn an_own_transaction_is_true_or_false() {
+    for (value, found, help) in [
+        ("\"true\"", "found a string", "true"),
+        ("\"no\"", "found a string", "false"),
+        ("1", "found a number", "true"),
+        ("0", "found a number", "false"),
+        ("YES", "not an expression", "true"),
+        ("False", "not an expression", "false"),
+        ("!true", "not an expression", "true"),
+    ] {
+        assert_options(&[(
+            &format!("consumer = \"x\", own_transaction = {value}"),
+            &[(
+                &format!("`own_transaction` takes `true` or `false`, {found}"),
+                &format!("write `own_transaction = {help}`"),
+                value,
+            )],
+        )]);
+    }
+    assert_options(&[(
+        "consumer = \"x\", own_transaction",
+        &[(
+            "`own_transaction` needs a value",
+            "`own_transaction = true`",
+            "own_transaction",
+        )],
+    )]);
+    let contradiction =
+        "`own_transaction` contradicts `batch(..)`: the messages of a batch share one transaction";
+    let remove = "remove `own_transaction`, or `batch(..)`";
+    assert_batch_options(&[
+        (
+            "own_transaction = true, batch(max = 5)",
+            &[(contradiction, remove, "own_transaction")],
+        ),
+        (
+            "batch(max = 5), own_transaction = true, timeout = \"5s\"",
+            &[(contradiction, remove, "own_transaction")],
+        ),
+    ]);
+}
+
+#[test]
+fn a_batch_of_messages_is_no_list() {
+    let takes =
+        |found: &str| format!("a handler with `batch(..)` takes `Batch<M>`, found `{found}`");
+    for (ty, help) in [
+        ("Vec<OrderPlaced>", "write `Batch<OrderPlaced>`"),
+        ("std::vec::Vec<OrderPlaced>", "write `Batch<OrderPlaced>`"),
+        ("&[OrderPlaced]", "write `Batch<OrderPlaced>`"),
+        ("&mut Vec<OrderPlaced>", "write `Batch<OrderPlaced>`"),
+        ("[OrderPlaced; 8]", "write `Batch<OrderPlaced>`"),
+        (
+            "Vec<(u8, events::Order)>",
+            "write `Batch<(u8, events::Order)>`",
+        ),
+    ] {
+        assert_findings(
+            &format!(
+                "#[inbox_handler(consumer = \"x\", batch(max = 5))] async fn post(orders: {ty}, tx: &mut Tx<P>) -> R {{}}"
+            ),
+            &[(&takes(ty), help, ty)],
+        );
+    }
+    for batch in ["batch(max = 5)", "batch = 5"] {
+        let found = findings(&format!(
+            "#[inbox_handler(consumer = \"x\", {batch})] async fn post(orders: &Batch<M>, tx: &mut Tx<P>) -> R {{}}"
+        ));
+        assert!(
+            found.contains(&(
+                "the batch is passed by value".to_owned(),
+                "remove the `&`".to_owned(),
+                "&Batch<M>".to_owned()
+            )),
+            "{found:?}"
+        );
+    }
+    // Without the option it is one message.
+    assert_items(&[
+        ("async fn f(m: Vec<M>, tx: &mut Tx<P>) -> R {}", &[]),
+        ("async fn f(m: [M; 8], tx: &mut Tx<P>) -> R {}", &[]),
+        ("async fn f(m: Batch<M>, tx: &mut Tx<P>) -> R {}", &[]),
+        (
+            "async fn f(m: &[M], tx: &mut Tx<P>) -> R {}",
+            &[("the message is passed by value", "remove the `&`", "&[M]")],
+        ),
+    ]);
 }
 
 #[test]
@@ -989,6 +1571,11 @@ fn a_timeout_is_a_number_and_a_unit() {
             "Duration::from_secs(30)",
             "`timeout` takes a string literal, not an expression",
             "write `timeout = \"30s\"`",
+        ),
+        (
+            "0",
+            "a timeout of `0` would end every run at once",
+            "`timeout = \"30s\"`",
         ),
         (
             "\"0s\"",

@@ -17,6 +17,14 @@ fn the_table_of_options_is_the_parsers() {
             option.example, option.default, option.meaning
         )
         .expect("infallible");
+        for part in option.parts {
+            writeln!(
+                table,
+                "| `{}` in `{}(..)` | {} | {} |",
+                part.example, option.name, part.default, part.meaning
+            )
+            .expect("infallible");
+        }
     }
     assert!(document().contains(&table), "the options are:\n{table}");
 }

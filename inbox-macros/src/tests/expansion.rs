@@ -62,7 +62,8 @@ fn a_handler_with_extractors_and_every_option() {
 #[deprecated]
 #[inbox_handler(
     consumer = "billing", on = ["OrderPlaced", "OrderChanged"], from = "orders", key = "header:x-event-id",
-    timeout = "2m", max_attempts = 3, isolation = "serializable", crate = crate::facade
+    timeout = "2m", max_attempts = 3, isolation = "serializable", order_by = "payload:/account", own_transaction = true,
+    crate = crate::facade
 )]
 #[cfg(unix)]
 #[cfg_attr(feature = "a", inline, cfg(feature = "b"))]
@@ -73,6 +74,47 @@ pub(crate) async fn r#move(
 ) -> Outcome { Ok(()) }
 "#,
     );
+}
+
+#[test]
+fn a_handler_of_batches() {
+    assert_snapshot(
+        "batch",
+        r#"
+#[inbox_handler(consumer = "billing", order_by = "key", batch(max = 500, linger = "5ms"), own_transaction = false)]
+async fn post(orders: Batch<OrderPlaced>, tx: &mut Tx<Postgres>, State(rates): State<Rates>) -> Outcome { Ok(()) }
+"#,
+    );
+}
+
+/// What is asked of the types is the same as with the option as it should be.
+#[test]
+fn a_wrong_batch_option_keeps_the_types_checked() {
+    let of_types = |attribute: &str| {
+        let source = format!(
+            "#[inbox_handler(consumer = \"billing\", {attribute})] async fn post(o: Batch<O>, tx: &mut Tx<P>, s: S) -> R {{}}"
+        );
+        let generated = generated(&source);
+        let requirements = generated.find("fn requirements").expect("a handler");
+        generated[requirements..].to_owned()
+    };
+    let right = of_types("batch(max = 8)");
+    assert!(
+        right.contains("begin_batch_1") && !right.contains("FromDelivery"),
+        "{right}"
+    );
+    for wrong in [
+        "batch",
+        "batch = 8",
+        "batch()",
+        "batch(8)",
+        "batch(max = 0)",
+        "batch_size = 8",
+        "bacth(max = 8)",
+    ] {
+        assert_eq!(of_types(wrong), right, "{wrong}");
+    }
+    assert_ne!(of_types("colour = 8"), right);
 }
 
 /// The handler that `tests/expansion` measures: source and lines are taken from this snapshot.
@@ -208,7 +250,8 @@ fn a_wrong_option_changes_only_itself() {
 #[test]
 fn no_damage_makes_it_panic() {
     let source = r#"
-#[inbox_handler(consumer = "billing", on = ["A", "B"], key = "header:x", timeout = "2m", max_attempts = 3, crate = ::a::b)]
+#[inbox_handler(consumer = "billing", on = ["A", "B"], key = "header:x", timeout = "2m", max_attempts = 3,
+    order_by = "payload:/a", batch(max = 5, linger = "5ms"), own_transaction = false, crate = ::a::b)]
 #[cfg_attr(feature = "a", inline, cfg(feature = "b"))]
 pub(crate) async unsafe extern "C" fn charge<'a, T>(
     OrderPlaced { id }: OrderPlaced, tx: &'a mut Tx<Postgres>, State(rates): State<impl Fn(u8) -> T>, _: Self,

@@ -1,16 +1,16 @@
 //! What identifies a message.
 
 use super::literal;
+use super::place::{self, Place, Spoken};
 use crate::diag::Finding;
 use crate::options::{AttrOption, snake_case};
 use crate::suggest;
-use syn::{Expr, Lit, LitStr};
+use syn::{Expr, LitStr};
 
 pub(crate) enum DedupKey {
     MessageId,
     CloudEvents,
-    Header(LitStr),
-    Payload(LitStr),
+    At(Place),
 }
 
 const FORMS: &str =
@@ -117,7 +117,7 @@ const NO_IDENTITY: [(&str, &[&str]); 6] = [
 
 impl DedupKey {
     pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<Self, Finding> {
-        let instead = called(value)
+        let instead = place::called(value)
             .or_else(|| {
                 literal::last_name(value)
                     .and_then(|name| nearest(&snake_case(&name)))
@@ -129,11 +129,20 @@ impl DedupKey {
             value,
             &format!("write `key = \"{}\"`", instead.escape_debug()),
         )?;
-        let given = text.value();
-        match given.split_once(':') {
-            Some(("header", name)) => header(&text, name),
-            Some(("payload", pointer)) => payload(&text, pointer),
-            _ => plain(&text, &given),
+        let places = Spoken {
+            option,
+            header: "x-event-id",
+            pointer: "/order/id",
+        };
+        match places.place(&text) {
+            Some(place) => {
+                let place = place?;
+                if let Place::Header(name) = &place {
+                    identifies(&text, &name.value())?;
+                }
+                Ok(Self::At(place))
+            }
+            None => plain(&text, &text.value()),
         }
     }
 }
@@ -142,79 +151,26 @@ fn plain(text: &LitStr, given: &str) -> Result<DedupKey, Finding> {
     match given {
         "message_id" => return Ok(DedupKey::MessageId),
         "cloudevents" => return Ok(DedupKey::CloudEvents),
-        "header" => return header(text, ""),
-        "payload" => return payload(text, ""),
         _ => {}
     }
     if given.trim().is_empty() {
         return Err(Finding::new(text, "the message key is empty").help(FORMS));
     }
     identifies(text, given)?;
-    let finding = Finding::new(
-        text,
-        format!("unknown message key `{}`", given.escape_debug()),
-    );
-    let lower = given.to_lowercase();
-    if given.starts_with('/') {
-        return Err(finding.help(format!(
-            "did you mean `\"payload:{}\"`?",
-            given.escape_debug()
-        )));
-    }
-    if let Some((kind, rest)) = given.split_once([':', '=', ' '])
-        && let kind @ ("header" | "payload") = &*kind.trim().to_lowercase()
-    {
-        return Err(finding.help(format!(
-            "did you mean `\"{kind}:{}\"`?",
-            rest.trim_start_matches([':', '=', ' '])
-                .trim_end()
-                .escape_debug()
-        )));
-    }
-    let remedy = match nearest(&lower) {
-        Some(near) => format!("did you mean `\"{near}\"`?"),
-        None if lower.starts_with("x-") || lower.starts_with("ce-") => {
-            format!("did you mean `\"header:{}\"`?", given.escape_debug())
-        }
+    let near = || nearest(&given.to_lowercase()).map(ToOwned::to_owned);
+    let remedy = match near().or_else(|| place::meant(given)) {
+        Some(near) => format!("did you mean `\"{}\"`?", near.escape_debug()),
         None => FORMS.to_owned(),
     };
-    Err(finding.help(remedy))
+    Err(Finding::new(
+        text,
+        format!("unknown message key `{}`", given.escape_debug()),
+    )
+    .help(remedy))
 }
 
 fn nearest(word: &str) -> Option<&'static str> {
     suggest::nearest(word, ["message_id", "cloudevents"])
-}
-
-/// What `header("x-event-id")` or `DedupKey::Payload("/id")` is meant to be.
-fn called(value: &Expr) -> Option<String> {
-    let Expr::Call(call) = literal::peel(value) else {
-        return None;
-    };
-    let kind = snake_case(&literal::last_name(&call.func)?);
-    match (
-        kind.as_str(),
-        call.args.first().and_then(literal::literal),
-        call.args.len(),
-    ) {
-        ("header" | "payload", Some(Lit::Str(text)), 1) => Some(format!("{kind}:{}", text.value())),
-        _ => None,
-    }
-}
-
-fn header(text: &LitStr, name: &str) -> Result<DedupKey, Finding> {
-    let trimmed = name.trim();
-    if trimmed.is_empty() {
-        return Err(Finding::new(text, "`header:` needs a header name")
-            .help(r#"`key = "header:x-event-id"`"#));
-    }
-    if trimmed != name {
-        return Err(
-            Finding::new(text, "the header name starts or ends with white space")
-                .help(format!("`key = \"header:{}\"`", trimmed.escape_debug())),
-        );
-    }
-    identifies(text, name)?;
-    Ok(DedupKey::Header(LitStr::new(name, text.span())))
 }
 
 /// Refuses what the broker or the transport attaches.
@@ -235,56 +191,4 @@ fn identifies(text: &LitStr, name: &str) -> Result<(), Finding> {
         )
         .help(r#"use an id set by the producer, e.g. `key = "message_id"`"#)),
     }
-}
-
-/// A JSON pointer as in RFC 6901. The empty pointer, the whole document, is refused: it is no id.
-fn payload(text: &LitStr, pointer: &str) -> Result<DedupKey, Finding> {
-    let write = |pointer: &str| format!("`key = \"payload:{}\"`", pointer.escape_debug());
-    if pointer.trim().is_empty() {
-        return Err(Finding::new(text, "`payload:` needs a JSON pointer").help(write("/order/id")));
-    }
-    if !pointer.starts_with('/') {
-        let dotted = pointer
-            .trim_start_matches(['$', '#', '.', ' '])
-            .replace('.', "/");
-        return Err(Finding::new(
-            text,
-            format!(
-                "a JSON pointer starts with `/`, found `{}`",
-                pointer.escape_debug()
-            ),
-        )
-        .help(write(&format!("/{}", dotted.trim_start_matches('/')))));
-    }
-    if pointer.ends_with('/') {
-        let instead = match pointer.trim_end_matches('/') {
-            "" => "/order/id",
-            shorter => shorter,
-        };
-        return Err(Finding::new(
-            text,
-            "a JSON pointer that ends with `/` names a property without a name",
-        )
-        .help(write(instead)));
-    }
-    let escaped = escaped(pointer);
-    if escaped != pointer {
-        return Err(
-            Finding::new(text, "a `~` in a JSON pointer is written `~0`").help(write(&escaped)),
-        );
-    }
-    Ok(DedupKey::Payload(LitStr::new(pointer, text.span())))
-}
-
-/// The pointer with each `~` that does not begin `~0` or `~1` written as `~0`.
-fn escaped(pointer: &str) -> String {
-    let mut escaped = String::with_capacity(pointer.len());
-    let mut letters = pointer.chars().peekable();
-    while let Some(letter) = letters.next() {
-        escaped.push(letter);
-        if letter == '~' && !matches!(letters.peek(), Some('0' | '1')) {
-            escaped.push('0');
-        }
-    }
-    escaped
 }

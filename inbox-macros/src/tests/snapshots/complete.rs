@@ -1,7 +1,8 @@
 /* #[deprecated]
 #[inbox_handler(
     consumer = "billing", on = ["OrderPlaced", "OrderChanged"], from = "orders", key = "header:x-event-id",
-    timeout = "2m", max_attempts = 3, isolation = "serializable", crate = crate::facade
+    timeout = "2m", max_attempts = 3, isolation = "serializable", order_by = "payload:/account", own_transaction = true,
+    crate = crate::facade
 )]
 #[cfg(unix)]
 #[cfg_attr(feature = "a", inline, cfg(feature = "b"))]
@@ -49,7 +50,9 @@ const _: () = {
             .key(__inbox::__private::DedupKey::Header("x-event-id"))
             .timeout(::core::time::Duration::from_millis(120000u64))
             .max_attempts(3u32)
-            .isolation(__inbox::__private::Isolation::Serializable);
+            .isolation(__inbox::__private::Isolation::Serializable)
+            .order_by(__inbox::__private::OrderBy::Payload("/account"))
+            .own_transaction(true);
         fn requirements(__needs: &mut __inbox::__private::Requirements) {
             <State<Rates> as __inbox::__private::FromDelivery>::requirements(__needs);
             <Attempt<'_> as __inbox::__private::FromDelivery>::requirements(__needs);

@@ -1,14 +1,36 @@
-//! How many runs of a handler may fail.
+//! Whole numbers from one up.
 
 use super::literal;
 use crate::diag::Finding;
 use crate::options::AttrOption;
 use syn::{Expr, Lit};
 
-const MOST: u32 = 1000;
+/// Which numbers there are, and what is said about the others.
+pub(crate) struct Limits {
+    most: u32,
+    /// What zero would do.
+    zero: &'static str,
+    /// What one is for.
+    one: &'static str,
+}
 
-pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<u32, Finding> {
+/// How many runs may fail.
+pub(crate) const ATTEMPTS: Limits = Limits {
+    most: 1000,
+    zero: "would never run the handler",
+    one: "to give up after the first failure",
+};
+
+/// How many messages one call takes.
+pub(crate) const MESSAGES: Limits = Limits {
+    most: 10_000,
+    zero: "would never run the handler",
+    one: "for one message at a time",
+};
+
+pub(crate) fn read(option: &AttrOption, value: &Expr, limits: &Limits) -> Result<u32, Finding> {
     let name = option.name;
+    let Limits { most, zero, one } = limits;
     let number = match literal::literal(value) {
         Some(Lit::Int(number)) if number.suffix().is_empty() => number,
         Some(Lit::Int(number)) => {
@@ -32,19 +54,16 @@ pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<u32, Finding> {
         }
     };
     match number.base10_parse::<u32>() {
-        Ok(0) => Err(
-            Finding::new(number, format!("`{name} = 0` would never run the handler")).help(
-                format!("write `{name} = 1` to give up after the first failure"),
-            ),
-        ),
-        Ok(attempts) if attempts <= MOST => Ok(attempts),
+        Ok(0) => Err(Finding::new(number, format!("`{name} = 0` {zero}"))
+            .help(format!("write `{name} = 1` {one}"))),
+        Ok(count) if count <= *most => Ok(count),
         _ => Err(Finding::new(
             number,
             format!(
-                "`{name}` is at most {MOST}, found {}",
+                "`{name}` is at most {most}, found {}",
                 number.base10_digits()
             ),
         )
-        .help(format!("write `{name} = {MOST}`"))),
+        .help(format!("write `{name} = {most}`"))),
     }
 }

@@ -3,10 +3,44 @@
 use super::literal;
 use crate::diag::Finding;
 use crate::options::AttrOption;
+use std::borrow::Cow;
 use std::time::Duration;
 use syn::{Expr, Lit};
 
-const LONGEST: Duration = Duration::from_secs(12 * 60 * 60);
+/// Which durations there are, and what is said about the others.
+pub(crate) struct Limits {
+    longest: Duration,
+    /// What would take longer than it may.
+    longer: &'static str,
+    /// The unit that is meant where none is written.
+    unit: &'static str,
+    /// What people write for one.
+    example: &'static str,
+    /// What zero is, behind the duration.
+    zero: fn(&str) -> String,
+    /// What to write instead of zero.
+    instead_of_zero: &'static str,
+}
+
+/// How long one run may take.
+pub(crate) const TIMEOUT: Limits = Limits {
+    longest: Duration::from_secs(12 * 60 * 60),
+    longer: "is longer than a handler may run: at most `12h`",
+    unit: "s",
+    example: "30s",
+    zero: |given| format!("a timeout of `{given}` would end every run at once"),
+    instead_of_zero: r#"`timeout = "30s"`"#,
+};
+
+/// How long a batch that is not full may wait.
+pub(crate) const LINGER: Limits = Limits {
+    longest: Duration::from_secs(10),
+    longer: "is longer than a batch may wait: at most `10s`",
+    unit: "ms",
+    example: "5ms",
+    zero: |given| format!("a linger of `{given}` waits for nothing"),
+    instead_of_zero: "remove `linger`",
+};
 
 const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
 
@@ -38,9 +72,17 @@ const SPELLINGS: [(&str, u64); 24] = [
     ("weeks", 604_800_000),
 ];
 
-pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<Duration, Finding> {
+pub(crate) fn read(
+    option: &AttrOption,
+    value: &Expr,
+    limits: &Limits,
+) -> Result<Duration, Finding> {
     let name = option.name;
-    let write = |text: &str| format!("`{name} = \"{text}\"`");
+    let write = |text: Option<&str>| format!("`{name} = \"{}\"`", text.unwrap_or(limits.example));
+    let zero = |given: &str| {
+        Finding::new(value, (limits.zero)(&given.escape_debug().to_string()))
+            .help(limits.instead_of_zero)
+    };
     let number = match literal::literal(value) {
         Some(Lit::Int(number)) => Some(number.to_string()),
         Some(Lit::Float(number)) => Some(number.to_string()),
@@ -49,26 +91,36 @@ pub(crate) fn read(option: &AttrOption, value: &Expr) -> Result<Duration, Findin
     if let Some(number) = number {
         let number = number.replace('_', "");
         let has_unit = number.ends_with(char::is_alphabetic);
-        let (what, meant) = if has_unit {
-            (format!("`{name}` takes a string literal"), meant(&number))
+        let (what, given) = if has_unit {
+            (
+                format!("`{name}` takes a string literal"),
+                Cow::Borrowed(&*number),
+            )
         } else {
             (
                 format!("durations need a unit, found `{number}`"),
-                meant(&format!("{number}s")),
+                Cow::Owned(format!("{number}{}", limits.unit)),
             )
         };
-        return Err(Finding::new(value, what).help(write(meant.as_deref().unwrap_or("30s"))));
+        if in_millis(&given) == Some(0) {
+            return Err(zero(&number));
+        }
+        return Err(Finding::new(value, what).help(write(meant(&given, limits.longest).as_deref())));
     }
-    let text = literal::string(option, value, &format!("write {}", write("30s")))?;
+    let text = literal::string(option, value, &format!("write {}", write(None)))?;
     let given = text.value();
-    duration(&given).map_err(|what| {
-        let with_unit = || meant(&format!("{given}s"));
-        let instead = meant(&given).or_else(with_unit);
-        Finding::new(&text, what).help(write(instead.as_deref().unwrap_or("30s")))
-    })
+    match duration(&given, limits) {
+        Ok(Duration::ZERO) => Err(zero(&given)),
+        Ok(duration) => Ok(duration),
+        Err(what) => {
+            let with_unit = || meant(&format!("{given}{}", limits.unit), limits.longest);
+            let instead = meant(&given, limits.longest).or_else(with_unit);
+            Err(Finding::new(&text, what).help(write(instead.as_deref())))
+        }
+    }
 }
 
-fn duration(given: &str) -> Result<Duration, String> {
+fn duration(given: &str, limits: &Limits) -> Result<Duration, String> {
     let shown = given.escape_debug();
     let compact: String = given
         .chars()
@@ -89,10 +141,10 @@ fn duration(given: &str) -> Result<Duration, String> {
     if unit.is_empty() {
         return Err(format!("durations need a unit, found `{shown}`"));
     }
-    let too_long = || format!("`{shown}` is longer than a handler may run: at most `12h`");
+    let too_long = || format!("`{shown}` {}", limits.longer);
     let Some((_, millis)) = UNITS.into_iter().find(|(name, _)| *name == unit) else {
         return Err(match in_millis(&compact) {
-            Some(millis) if Duration::from_millis(millis) > LONGEST => too_long(),
+            Some(millis) if Duration::from_millis(millis) > limits.longest => too_long(),
             _ if unit.contains(|letter: char| letter.is_ascii_digit()) => {
                 format!("a duration is one number and one unit, found `{shown}`")
             }
@@ -105,26 +157,23 @@ fn duration(given: &str) -> Result<Duration, String> {
     if compact != given {
         return Err(format!("a duration has no white space, found `{shown}`"));
     }
-    let timeout = digits
+    let duration = digits
         .parse::<u64>()
         .ok()
         .and_then(|number| number.checked_mul(millis))
         .map(Duration::from_millis);
-    match timeout {
-        Some(Duration::ZERO) => Err(format!(
-            "a timeout of `{shown}` would end every run at once"
-        )),
-        Some(timeout) if timeout <= LONGEST => Ok(timeout),
+    match duration {
+        Some(duration) if duration <= limits.longest => Ok(duration),
         _ => Err(too_long()),
     }
 }
 
 /// The duration in the form that is taken, if it can be guessed and is possible.
-fn meant(given: &str) -> Option<String> {
+fn meant(given: &str, longest: Duration) -> Option<String> {
     let digits = given.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let is_huge = digits.len() > 15 && digits.bytes().all(|digit| digit.is_ascii_digit());
     let millis = if is_huge { u64::MAX } else { in_millis(given)? };
-    let longest = u64::try_from(LONGEST.as_millis()).unwrap_or(u64::MAX);
+    let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
     match millis.min(longest) {
         0 => None,
         millis => UNITS
