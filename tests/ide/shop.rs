@@ -5,7 +5,7 @@ use std::{fs, io};
 
 /// What stands above each case.
 pub(crate) const PRELUDE: &str = "\
-use inbox_runtime::{HandlerError, MessageId, State, Tx, inbox_handler};
+use inbox_runtime::{Batch, HandlerError, MessageId, State, Tx, inbox_handler};
 use sqlx::Postgres;
 
 /// What was ordered.

@@ -241,4 +241,75 @@ async fn test(order: OrderPlaced, tx: &mut Tx<Postgres>) {
 "#,
         offered: &["is_ok", "map_err"],
     },
+    Completion {
+        name: "a batch in a half-typed body",
+        text: r#"
+#[inbox_handler(consumer = "billing", batch(max = 100))]
+async fn post(orders: Batch<OrderPlaced>, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+    orders.$0
+}
+"#,
+        offered: &["iter", "len"],
+    },
+    Completion {
+        name: "a message of a batch",
+        text: r#"
+#[inbox_handler(consumer = "billing", batch(max = 100, linger = "5ms"))]
+async fn post(orders: Batch<OrderPlaced>, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+    for order in &orders {
+        order.$0
+"#,
+        offered: &["id", "account", "amount_cents"],
+    },
+    Completion {
+        name: "a message of a batch in a closure",
+        text: r#"
+#[inbox_handler(consumer = "billing", batch(max = 100))]
+async fn post(orders: Batch<OrderPlaced>, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+    let accounts: Vec<&str> = orders.iter().map(|order| order.$0).collect();
+    tx.savepoint().await?;
+    Ok(())
+}
+"#,
+        offered: FIELDS,
+    },
+    Completion {
+        name: "a batch under a half-typed option",
+        text: r#"
+#[inbox_handler(consumer = "billing", batch(max = ))]
+async fn post(orders: Batch<OrderPlaced>, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+    orders.$0
+}
+"#,
+        offered: &["iter", "len"],
+    },
+    Completion {
+        name: "the transaction of a handler without the option for its batch",
+        text: r#"
+#[inbox_handler(consumer = "billing")]
+async fn post(orders: Batch<OrderPlaced>, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+    tx.$0
+}
+"#,
+        offered: TRANSACTION,
+    },
+    Completion {
+        name: "the handler of a half-typed batch",
+        text: r#"
+mod billing {
+    use super::*;
+
+    #[inbox_handler(consumer = "billing", batch(max = 100))]
+    pub async fn post(orders: Batch<OrderPlaced>, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+        orders.
+    }
+}
+use billing::post;
+
+fn register() {
+    post::$0
+}
+"#,
+        offered: &["handler"],
+    },
 ];

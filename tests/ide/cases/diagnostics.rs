@@ -26,6 +26,27 @@ pub async fn run(pool: sqlx::PgPool) {
 "#,
     },
     Diagnostic {
+        name: "nothing in a handler of batches",
+        text: r#"
+#[inbox_handler(consumer = "billing", order_by = "payload:/account", batch(max = 500, linger = "5ms"))]
+pub async fn post(orders: Batch<OrderPlaced>, tx: &mut Tx<Postgres>, State(rates): State<Rates>) -> Result<(), HandlerError> {
+    let ids: Vec<&str> = orders.iter().map(|order| order.id().as_str()).collect();
+    let cents: Vec<i64> = orders.iter().map(|order| order.amount_cents * rates.percent / 100).collect();
+    sqlx::query("INSERT INTO commissions (message_id, cents) SELECT * FROM unnest($1::text[], $2::bigint[])")
+        .bind(&ids)
+        .bind(&cents)
+        .execute(&mut *tx)
+        .await?;
+    Ok(())
+}
+
+pub async fn run(pool: sqlx::PgPool) {
+    let builder = inbox_runtime::Inbox::builder(pool).register(post::handler());
+    drop(builder);
+}
+"#,
+    },
+    Diagnostic {
         // That a syntax error is also one of the expansion is said for every attribute, and only among the experimental
         // diagnostics.
         name: "only its syntax error in a half-typed body",

@@ -34,7 +34,7 @@
 )]
 #![forbid(unsafe_code)]
 
-use inbox_core::{Attempt, HandlerError, State, Tx, inbox_handler};
+use inbox_core::{Attempt, Batch, HandlerError, State, Tx, inbox_handler};
 use sqlx::Postgres;
 
 /// A message.
@@ -64,6 +64,16 @@ pub async fn early_return(order: Order, tx: &mut Tx<Postgres>) -> Result<(), Han
 #[inbox_handler(consumer = "question", key = "header:x-event-id", isolation = "serializable")]
 pub async fn question_mark(order: Order, tx: &mut Tx<Postgres>, State(rate): State<i64>, _attempt: Attempt) -> Result<(), sqlx::Error> {
     let _done = sqlx::query("SELECT $1").bind(order.cents.saturating_mul(rate)).execute(&mut *tx).await?;
+    Ok(())
+}
+
+/// A batch, with an extractor and the options that speak of order and transactions.
+#[inbox_handler(consumer = "batch", order_by = "payload:/account", batch(max = 500, linger = "5ms"), own_transaction = false)]
+pub async fn batch(orders: Batch<Order>, tx: &mut Tx<Postgres>, State(rate): State<i64>) -> Result<(), sqlx::Error> {
+    for order in &orders {
+        let query = sqlx::query("SELECT $1, $2").bind(order.id().as_str()).bind(order.cents.saturating_mul(rate));
+        let _done = query.execute(&mut *tx).await?;
+    }
     Ok(())
 }
 
@@ -138,6 +148,19 @@ macro_rules! handler {
 }
 
 handler!(declared: Order, Tx<Postgres> => Result<(), HandlerError>);
+
+/// Declares a handler of batches.
+macro_rules! batch_handler {
+    ($name:ident: $batch:ty, $max:expr) => {
+        /// Made by a macro.
+        #[inbox_handler(consumer = "batch_macro", batch(max = $max))]
+        pub async fn $name(_messages: $batch, _tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+            Ok(())
+        }
+    };
+}
+
+batch_handler!(declared_batch: Batch<Order>, 5);
 
 /// A module with a private handler and another `inbox` in scope.
 pub mod inbox {

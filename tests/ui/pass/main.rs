@@ -4,6 +4,7 @@
 #![allow(clippy::expect_used)]
 
 mod aliased_types;
+mod batches;
 mod cfg_off;
 mod deny_lints;
 mod deprecated_handler;
@@ -39,13 +40,31 @@ async fn deliver<H: Handler<Db = Sqlite>>(
     payload: &'static str,
     state: &StateMap,
 ) -> Result<(), CallError> {
+    deliver_all(handler, &[payload], state).await
+}
+
+/// The same with messages `m-1`, `m-2` and so on in one call.
+async fn deliver_all<H: Handler<Db = Sqlite>>(
+    handler: H,
+    payloads: &[&'static str],
+    state: &StateMap,
+) -> Result<(), CallError> {
     let pool = SqlitePool::connect("sqlite::memory:")
         .await
         .expect("a database in memory");
     let mut tx = Tx::begin(&pool).await.expect("a transaction");
-    let envelope = Envelope::new(payload).id("m-1");
-    let id = MessageId::new("m-1").expect("a message id");
     let consumer = ConsumerName::new(H::SPEC.consumer).expect("a consumer name");
-    let incoming = Incoming::new(&envelope, &id, &consumer, "orders", 1, state);
-    handler.call(&[incoming], &mut tx).await
+    let messages: Vec<(Envelope, MessageId)> = (1..)
+        .zip(payloads)
+        .map(|(number, payload)| {
+            let id = format!("m-{number}");
+            let envelope = Envelope::new(*payload).id(id.clone());
+            (envelope, MessageId::new(&id).expect("a message id"))
+        })
+        .collect();
+    let incoming: Vec<Incoming<'_>> = messages
+        .iter()
+        .map(|(envelope, id)| Incoming::new(envelope, id, &consumer, "orders", 1, state))
+        .collect();
+    handler.call(&incoming, &mut tx).await
 }

@@ -1,5 +1,5 @@
 use fixtures::{OrderPlaced, Outcome};
-use inbox_core::{DedupKey, Handler as _, Isolation, Tx, inbox_handler};
+use inbox_core::{DedupKey, Handler as _, Isolation, OrderBy, Tx, inbox_handler};
 use sqlx::Postgres;
 use std::time::Duration;
 
@@ -11,6 +11,8 @@ use std::time::Duration;
     timeout = "1500ms",
     max_attempts = 1000,
     isolation = "repeatable read",
+    order_by = "payload:/order/account~1a",
+    own_transaction = true,
 )]
 async fn charge(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Outcome {
     Ok(())
@@ -21,13 +23,22 @@ async fn charge(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Outcome {
     key = "header:x-event-id",
     timeout = "2h",
     consumer = "b",
-    isolation = "serializable"
+    isolation = "serializable",
+    order_by = "header:x-account",
+    own_transaction = false
 )]
 async fn by_header(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Outcome {
     Ok(())
 }
 
-#[inbox_handler(consumer = "c", from = ["a", "b"], key = "cloudevents", isolation = "read committed", max_attempts = 1)]
+#[inbox_handler(
+    consumer = "c",
+    from = ["a", "b"],
+    key = "cloudevents",
+    isolation = "read committed",
+    max_attempts = 1,
+    order_by = "key"
+)]
 async fn by_cloud_event(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Outcome {
     Ok(())
 }
@@ -42,16 +53,21 @@ fn the_handler_knows_its_options() {
     assert_eq!(spec.timeout, Duration::from_millis(1500));
     assert_eq!(spec.max_attempts, 1000);
     assert_eq!(spec.isolation, Isolation::RepeatableRead);
+    assert_eq!(spec.order_by, Some(OrderBy::Payload("/order/account~1a")));
+    assert!(spec.own_transaction);
 
     let spec = by_header::SPEC;
     assert_eq!(spec.on, ["OrderPlaced"]);
     assert_eq!(spec.key, DedupKey::Header("x-event-id"));
     assert_eq!(spec.timeout, Duration::from_secs(7200));
     assert_eq!(spec.isolation, Isolation::Serializable);
+    assert_eq!(spec.order_by, Some(OrderBy::Header("x-account")));
+    assert!(!spec.own_transaction);
 
     let spec = by_cloud_event::SPEC;
     assert_eq!(spec.from, ["a", "b"]);
     assert_eq!(spec.key, DedupKey::CloudEvents);
     assert_eq!(spec.isolation, Isolation::ReadCommitted);
     assert_eq!(spec.max_attempts, 1);
+    assert_eq!(spec.order_by, Some(OrderBy::Key));
 }

@@ -13,6 +13,11 @@ async fn handlers_of_crates_that_see_the_framework_under_other_names_run() {
     deliver(renamed::through_own::handler(), r#""order""#, &state)
         .await
         .expect("success");
+    let mut state = StateMap::new();
+    state.insert(5_i64);
+    deliver(renamed::renamed_batch::handler(), r#""order""#, &state)
+        .await
+        .expect("success");
     assert_eq!(
         renamed::through_facade::SPEC.name,
         "renamed::through_facade"

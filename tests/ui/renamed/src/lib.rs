@@ -79,6 +79,33 @@ pub async fn through_own(_order: String, _tx: &mut mailbox::Tx<Sqlite>) -> Resul
     Ok(())
 }
 
+/// A batch, found under the dependency's new name.
+///
+/// # Errors
+///
+/// The database's.
+#[mailbox::inbox_handler(
+    consumer = "batch",
+    order_by = "key",
+    batch(max = 8, linger = "5ms"),
+    crate = "::mailbox"
+)]
+pub async fn renamed_batch(
+    orders: mailbox::Batch<String>,
+    tx: &mut mailbox::Tx<Sqlite>,
+    mailbox::State(limit): mailbox::State<i64>,
+) -> Result<(), sqlx::Error> {
+    for order in &orders {
+        let _done = sqlx::query("SELECT ?, ?, ?")
+            .bind(order.id().as_str())
+            .bind(order.as_str())
+            .bind(limit)
+            .execute(&mut *tx)
+            .await?;
+    }
+    Ok(())
+}
+
 facade::ignore_messages!(ignored, String, Sqlite, "ignored");
 
 /// The name of the consumer of the handler that a macro of the facade declared.

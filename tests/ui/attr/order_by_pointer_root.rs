@@ -2,7 +2,7 @@ use fixtures::{OrderPlaced, Outcome};
 use inbox_core::{Tx, inbox_handler};
 use sqlx::Postgres;
 
-#[inbox_handler(consumer = "billing", batch(max = 8))]
+#[inbox_handler(consumer = "billing", order_by = "payload:/")]
 async fn charge(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Outcome {
     Ok(())
 }

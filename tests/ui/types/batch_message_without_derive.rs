@@ -1,0 +1,12 @@
+use fixtures::{Outcome};
+use inbox_core::{Batch, Tx, inbox_handler};
+use sqlx::Postgres;
+
+struct Plain;
+
+#[inbox_handler(consumer = "billing", batch(max = 100))]
+async fn post(_orders: Batch<Plain>, _tx: &mut Tx<Postgres>) -> Outcome {
+    Ok(())
+}
+
+fn main() {}
