@@ -5,6 +5,7 @@ use crate::path::Root;
 use crate::{companion, spec, types};
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
+use syn::Type;
 use syn::spanned::Spanned;
 
 /// Input: `async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>, rates: State<Rates>) -> Result<(), E>`
@@ -167,8 +168,13 @@ impl Roles {
     }
 }
 
-fn named(name: &str, place: Span) -> Ident {
-    Ident::new(name, place)
+/// Output: `<OrderPlaced as Message>::decode`, all of it where the type stands. So a wrong type is one error, under the
+/// user's own tokens.
+fn in_role(ty: &Type, role: &str, function: &str, root: &Root) -> TokenStream {
+    let place = ty.span();
+    let at = root.at(place);
+    let (role, function) = (Ident::new(role, place), Ident::new(function, place));
+    quote_spanned!(place=> <#ty as #at::__private::#role>::#function)
 }
 
 fn glued(mut start: TokenStream, end: TokenStream) -> TokenStream {
@@ -189,8 +195,8 @@ fn requirements(parameters: &Parameters<'_>, roles: &Roles, root: &Root) -> Toke
     let at = root.at(place);
     let needs = Ident::new("__needs", Span::mixed_site());
     let asked = parameters.extractors.iter().map(|extractor| {
-        let (at, role) = (root.at(extractor.span()), named(roles.extractor, extractor.span()));
-        quote_spanned!(extractor.span()=> <#extractor as #at::__private::#role>::requirements(#needs);)
+        let requirements = in_role(extractor, roles.extractor, "requirements", root);
+        quote_spanned!(extractor.span()=> #requirements(#needs);)
     });
     quote_spanned! {place=>
         fn requirements(#needs: &mut #at::__private::Requirements) {
@@ -204,47 +210,12 @@ fn requirements(parameters: &Parameters<'_>, roles: &Roles, root: &Root) -> Toke
 /// Output:
 ///
 /// ```text
-/// fn __begin(__call: Call<'_, Tx<<charge as Handler>::Db>>) -> impl Future<Output = Called> + '_ {
-///     begin_1(__call, OrderPlaced::decode, Tx::lend, State::from_delivery, charge, Result::into_outcome)
-/// }
-/// Box::pin(__begin(Call::new(__incoming, __tx)))
+/// run(begin_1(__incoming, __tx, OrderPlaced::decode, Tx::lend, State::from_delivery, charge), Result::into_outcome)
 /// ```
 ///
-/// Whether the future is `Send` is asked outside of `__begin`, so the compiler asks only if it found nothing wrong in
-/// there: what a wrong type does to the future is no second error. Its one lifetime has no name, for a type that is not
-/// in scope is reported with the advice to add it to the generics, and there must be as few as the user's function has.
+/// Decode, extract, call the function: one expression, for what stands here is compiled once per handler. Claim and
+/// commit are the runtime's.
 fn call(handler: &Handler<'_>, root: &Root, incoming: &Ident, tx: &Ident) -> TokenStream {
-    let name = handler.name;
-    let begin = Ident::new("__begin", name.span());
-    let (first, last) = ends(&handler.parameters.transaction);
-    let at = root.at(first);
-    let database = glued(
-        quote_spanned!(first=> <#name as #at::__private::Handler>::),
-        quote_spanned!(last=> Db),
-    );
-    let handed = glued(
-        quote_spanned!(first=> #at::__private::Call<'_, #at::__private::Tx<#database),
-        // Apart, for the compiler gives the first half of `>>` a place of its own.
-        quote_spanned!(last=> > >),
-    );
-    let call = Ident::new("__call", last);
-    let steps = steps(handler, root, &call);
-    let handing = glued(
-        quote_spanned!(first=> #at::__private::),
-        quote_spanned!(last=> Call::new(#incoming, #tx)),
-    );
-    let at = root.at(name.span());
-    quote_spanned! {name.span()=>
-        fn #begin(#call: #handed) -> impl ::core::future::Future<Output = #at::__private::Called> + '_ {
-            #steps
-        }
-        ::std::boxed::Box::pin(#begin(#handing))
-    }
-}
-
-/// Decode, extract, call the function: one expression, for what stands here is compiled once per handler.
-/// Claim and commit are the runtime's.
-fn steps(handler: &Handler<'_>, root: &Root, call: &Ident) -> TokenStream {
     let Handler {
         name,
         parameters:
@@ -256,14 +227,8 @@ fn steps(handler: &Handler<'_>, root: &Root, call: &Ident) -> TokenStream {
         output,
         ..
     } = handler;
-    // Each role is asked for where its type stands, so a wrong type is one error, under the user's own tokens.
     let roles = Roles::of(handler);
-    let at = root.at(message.span());
-    let (role, decode) = (
-        named(roles.message, message.span()),
-        named(roles.decode, message.span()),
-    );
-    let decode = quote_spanned!(message.span()=> <#message as #at::__private::#role>::#decode);
+    let decode = in_role(message, roles.message, roles.decode, root);
 
     // From the runtime's transaction to the type that the user wrote. A wrong type fails here and not once more as
     // mismatched types in the call.
@@ -274,28 +239,19 @@ fn steps(handler: &Handler<'_>, root: &Root, call: &Ident) -> TokenStream {
         quote_spanned!(last=> lend),
     );
 
-    let extracts = extractors.iter().map(|extractor| {
-        let (at, role) = (
-            root.at(extractor.span()),
-            named(roles.extractor, extractor.span()),
-        );
-        let extract = named(roles.extract, extractor.span());
-        quote_spanned!(extractor.span()=> <#extractor as #at::__private::#role>::#extract)
-    });
+    let extracts = extractors
+        .iter()
+        .map(|extractor| in_role(extractor, roles.extractor, roles.extract, root));
+    let outcome = in_role(output, "HandlerOutcome", "into_outcome", root);
 
-    let at = root.at(output.span());
-    let outcome =
-        quote_spanned!(output.span()=> <#output as #at::__private::HandlerOutcome>::into_outcome);
-
-    // A message that borrows from the payload is reported at this call.
+    // A future that is not `Send` is reported at this call, and so under the name of the function.
+    let place = name.span();
+    let at = root.at(place);
+    let begin = format_ident!("{}_{}", roles.begin, extractors.len(), span = place);
+    let begun = quote_spanned! {place=>
+        #at::__private::#begin(#incoming, #tx, #decode, #lend, #(#extracts,)* #name)
+    };
+    // A message that borrows from the payload is reported at this one.
     let at = root.at(message.span());
-    let begin = format_ident!(
-        "{}_{}",
-        roles.begin,
-        extractors.len(),
-        span = message.span()
-    );
-    quote_spanned! {message.span()=>
-        #at::__private::#begin(#call, #decode, #lend, #(#extracts,)* #name, #outcome)
-    }
+    quote_spanned!(message.span()=> #at::__private::run(#begun, #outcome))
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 /// Files with more than one error: several mistakes, or further errors of the compiler's that no macro can prevent.
-const SEVERAL: [(&str, usize); 13] = [
+const SEVERAL: [(&str, usize); 15] = [
     // More than one mistake.
     ("attr/several_errors", 3),
     ("types/several_type_errors", 3),
@@ -26,6 +26,9 @@ const SEVERAL: [(&str, usize); 13] = [
     // A bound of the type itself is reported for each place that mentions the type; two of them without the attribute.
     ("types/transaction_of_connection", 4),
     ("types/transaction_of_pool", 4),
+    // The type is refused in its role, and keeps the future from being `Send` besides.
+    ("types/state_not_sync", 2),
+    ("types/transaction_dyn", 2),
 ];
 
 /// The answers are those of the toolchain in `rust-toolchain.toml`.

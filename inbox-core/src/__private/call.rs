@@ -3,59 +3,36 @@
 //! A handler's own code is compiled once per handler. Here it is written once, so the attribute adds one call with the
 //! steps as arguments: no block, no coroutine and no branch that the compiler would check for every handler.
 
-use std::future::{Future, Ready, ready};
+use std::future::{Future, ready};
 
 use futures_util::FutureExt as _;
-use futures_util::future::{Either, Map};
 
 use crate::error::{CallError, DecodeError, ExtractError};
+use crate::handler::HandlerFuture;
 use crate::incoming::Incoming;
 
 /// What a handler answers to the runtime.
 pub type Called = Result<(), CallError>;
 
-/// What the runtime hands to a handler.
-///
-/// `Lent` is its transaction. Nothing is asked of it here nor below: it would be one more error for a wrong database.
-#[derive(Debug)]
-pub struct Call<'a, Lent> {
-    incoming: &'a [Incoming<'a>],
-    tx: &'a mut Lent,
-}
-
-impl<'a, Lent> Call<'a, Lent> {
-    /// Both in one, so that they have one lifetime.
-    pub const fn new(incoming: &'a [Incoming<'a>], tx: &'a mut Lent) -> Self {
-        Self { incoming, tx }
-    }
-}
-
-/// A handler that began, or the error that kept it from beginning.
-pub type Begun<Running, Returned> = Either<Map<Running, fn(Returned) -> Called>, Ready<Called>>;
-
 macro_rules! begins {
     ($($name:ident, $batch:ident($($extractor:ident: $Extractor:ident),*);)*) => {$(
         /// Decodes the message, makes the extractors in their order and calls the handler. The first error ends it.
         #[allow(clippy::too_many_arguments)]
-        pub fn $name<'a, Lent, Message, Transaction, $($Extractor,)* Running, Returned>(
-            call: Call<'a, Lent>,
+        pub fn $name<'a, Lent, Transaction, Message, $($Extractor,)* Running>(
+            incoming: &[Incoming<'_>],
+            tx: &'a mut Lent,
             decode: fn(&Incoming<'_>) -> Result<Message, DecodeError>,
             lend: fn(&mut Lent) -> &mut Transaction,
             $($extractor: fn(&Incoming<'_>) -> Result<$Extractor, ExtractError>,)*
             handler: impl FnOnce(Message, &'a mut Transaction, $($Extractor),*) -> Running,
-            outcome: fn(Returned) -> Called,
-        ) -> Begun<Running, Returned>
+        ) -> Result<Running, CallError>
         where
             Transaction: 'a,
-            Running: Future<Output = Returned>,
         {
-            let begin = || {
-                let single = single(call.incoming)?;
-                let message = decode(single)?;
-                $(let $extractor = $extractor(single)?;)*
-                Ok(handler(message, lend(call.tx), $($extractor),*))
-            };
-            begun(begin(), outcome)
+            let single = single(incoming)?;
+            let message = decode(single)?;
+            $(let $extractor = $extractor(single)?;)*
+            Ok(handler(message, lend(tx), $($extractor),*))
         }
 
         /// The same for a handler of batches.
@@ -100,16 +77,20 @@ begins! {
     begin_14, begin_batch_14(a: A, b: B, c: C, d: D, e: E, f: F, g: G, h: H, i: I, j: J, k: K, l: L, m: M, n: N);
 }
 
-fn begun<Running, Returned>(
+/// What the handler does once it began, or the error that kept it from beginning.
+///
+/// Apart from the functions above, for the compiler shows this one to whoever writes a handler that is not `Send`.
+pub fn run<'a, Running, Returned>(
     begun: Result<Running, CallError>,
     outcome: fn(Returned) -> Called,
-) -> Begun<Running, Returned>
+) -> HandlerFuture<'a>
 where
-    Running: Future<Output = Returned>,
+    Running: Future<Output = Returned> + Send + 'a,
+    Returned: 'a,
 {
     match begun {
-        Ok(running) => Either::Left(running.map(outcome)),
-        Err(error) => Either::Right(ready(Err(error))),
+        Ok(running) => Box::pin(running.map(outcome)),
+        Err(error) => Box::pin(ready(Err(error))),
     }
 }
 

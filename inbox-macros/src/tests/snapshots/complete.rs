@@ -62,24 +62,17 @@ const _: () = {
             __incoming: &'a [__inbox::__private::Incoming<'_>],
             __tx: &'a mut __inbox::__private::Tx<Self::Db>,
         ) -> __inbox::__private::HandlerFuture<'a> {
-            fn __begin(
-                __call: __inbox::__private::Call<
-                    '_,
-                    __inbox::__private::Tx<<r#move as __inbox::__private::Handler>::Db>,
-                >,
-            ) -> impl ::core::future::Future<Output = __inbox::__private::Called> + '_ {
+            __inbox::__private::run(
                 __inbox::__private::begin_2(
-                    __call,
+                    __incoming,
+                    __tx,
                     <OrderPlaced as __inbox::__private::Message>::decode,
                     <Tx<Postgres> as __inbox::__private::HandlerTx>::lend,
                     <State<Rates> as __inbox::__private::FromDelivery>::from_delivery,
                     <Attempt<'_> as __inbox::__private::FromDelivery>::from_delivery,
                     r#move,
-                    <Outcome as __inbox::__private::HandlerOutcome>::into_outcome,
-                )
-            }
-            ::std::boxed::Box::pin(
-                __begin(__inbox::__private::Call::new(__incoming, __tx)),
+                ),
+                <Outcome as __inbox::__private::HandlerOutcome>::into_outcome,
             )
         }
     }

@@ -29,29 +29,18 @@ const _: () = {
             __incoming: &'a [::inbox_core::__private::Incoming<'_>],
             __tx: &'a mut ::inbox_core::__private::Tx<Self::Db>,
         ) -> ::inbox_core::__private::HandlerFuture<'a> {
-            fn __begin(
-                __call: ::inbox_core::__private::Call<
-                    '_,
-                    ::inbox_core::__private::Tx<
-                        <charge as ::inbox_core::__private::Handler>::Db,
-                    >,
-                >,
-            ) -> impl ::core::future::Future<
-                Output = ::inbox_core::__private::Called,
-            > + '_ {
+            ::inbox_core::__private::run(
                 ::inbox_core::__private::begin_0(
-                    __call,
+                    __incoming,
+                    __tx,
                     <OrderPlaced as ::inbox_core::__private::Message>::decode,
                     <Tx<Postgres> as ::inbox_core::__private::HandlerTx>::lend,
                     charge,
-                    <Result<
-                        (),
-                        BillingError,
-                    > as ::inbox_core::__private::HandlerOutcome>::into_outcome,
-                )
-            }
-            ::std::boxed::Box::pin(
-                __begin(::inbox_core::__private::Call::new(__incoming, __tx)),
+                ),
+                <Result<
+                    (),
+                    BillingError,
+                > as ::inbox_core::__private::HandlerOutcome>::into_outcome,
             )
         }
     }
