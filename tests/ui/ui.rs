@@ -18,8 +18,8 @@ const SEVERAL: [(&str, usize); 15] = [
     // The database of the handler is looked for in its definition, and again where it is registered.
     ("register/after_wrong_type", 2),
     // The attribute does not see what is around its function.
-    ("signature/in_impl", 5),
-    ("signature/in_trait", 5),
+    ("signature/in_impl", 4),
+    ("signature/in_trait", 4),
     ("signature/missing_body", 2),
     ("signature/name_taken", 2),
     ("signature/name_taken_by_handler", 4),
