@@ -37,24 +37,20 @@ macro_rules! begins {
 
         /// The same for a handler of batches.
         #[allow(clippy::too_many_arguments)]
-        pub fn $batch<'a, Lent, Messages, Transaction, $($Extractor,)* Running, Returned>(
-            call: Call<'a, Lent>,
+        pub fn $batch<'a, Lent, Transaction, Messages, $($Extractor,)* Running>(
+            incoming: &[Incoming<'_>],
+            tx: &'a mut Lent,
             decode: fn(&[Incoming<'_>]) -> Result<Messages, CallError>,
             lend: fn(&mut Lent) -> &mut Transaction,
             $($extractor: fn(&[Incoming<'_>]) -> Result<$Extractor, ExtractError>,)*
             handler: impl FnOnce(Messages, &'a mut Transaction, $($Extractor),*) -> Running,
-            outcome: fn(Returned) -> Called,
-        ) -> Begun<Running, Returned>
+        ) -> Result<Running, CallError>
         where
             Transaction: 'a,
-            Running: Future<Output = Returned>,
         {
-            let begin = || {
-                let messages = decode(call.incoming)?;
-                $(let $extractor = $extractor(call.incoming)?;)*
-                Ok(handler(messages, lend(call.tx), $($extractor),*))
-            };
-            begun(begin(), outcome)
+            let messages = decode(incoming)?;
+            $(let $extractor = $extractor(incoming)?;)*
+            Ok(handler(messages, lend(tx), $($extractor),*))
         }
     )*};
 }

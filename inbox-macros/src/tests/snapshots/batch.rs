@@ -37,29 +37,18 @@ const _: () = {
             __incoming: &'a [::inbox_core::__private::Incoming<'_>],
             __tx: &'a mut ::inbox_core::__private::Tx<Self::Db>,
         ) -> ::inbox_core::__private::HandlerFuture<'a> {
-            fn __begin(
-                __call: ::inbox_core::__private::Call<
-                    '_,
-                    ::inbox_core::__private::Tx<
-                        <post as ::inbox_core::__private::Handler>::Db,
-                    >,
-                >,
-            ) -> impl ::core::future::Future<
-                Output = ::inbox_core::__private::Called,
-            > + '_ {
+            ::inbox_core::__private::run(
                 ::inbox_core::__private::begin_batch_1(
-                    __call,
+                    __incoming,
+                    __tx,
                     <Batch<
                         OrderPlaced,
                     > as ::inbox_core::__private::Messages>::decode_all,
                     <Tx<Postgres> as ::inbox_core::__private::HandlerTx>::lend,
                     <State<Rates> as ::inbox_core::__private::FromBatch>::from_batch,
                     post,
-                    <Outcome as ::inbox_core::__private::HandlerOutcome>::into_outcome,
-                )
-            }
-            ::std::boxed::Box::pin(
-                __begin(::inbox_core::__private::Call::new(__incoming, __tx)),
+                ),
+                <Outcome as ::inbox_core::__private::HandlerOutcome>::into_outcome,
             )
         }
     }
