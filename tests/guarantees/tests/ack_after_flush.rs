@@ -170,12 +170,12 @@ async fn a_session_that_is_lost_before_the_flush_acks_nothing_by_another_ones() 
         sandbox.assert_stored_once(&id).await;
         assert_eq!(stage.acks(&id), 1, "{id}");
     }
+    stage.stop().await;
     let claims = claims.lock().unwrap();
     assert!(
         (0..9).any(|number| claims[&id(number)] == 2),
         "none of those before it was looked up again: {claims:?}"
     );
-    stage.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
