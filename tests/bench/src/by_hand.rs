@@ -1,5 +1,4 @@
-//! The consumer that one writes without a framework, in two forms, and the framework's own statements without its
-//! runtime.
+//! The consumers that one writes without a framework, and the framework's own statements without its runtime.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,23 +11,27 @@ use sqlx::{Connection as _, PgConnection, PgPool, Postgres};
 use tokio::task::JoinSet;
 
 use crate::Result;
-use crate::stopwatch::{Pid, Stopwatch, Taken};
-use crate::workload::{CONSUMER, Work, book, read};
+use crate::stopwatch::{Stopwatch, Taken};
+use crate::variant::Setting;
+use crate::workload::{CONSUMER, OrderPlaced, Work, book, book_together, read};
 
-/// Runs `worker` that often at once.
-async fn workers<F>(count: usize, server: Pid, worker: impl Fn() -> F) -> Result<Taken>
+/// How many messages a set-based transaction takes.
+pub(crate) const TOGETHER: usize = 100;
+
+/// Runs as many workers as the setting says.
+async fn workers<F>(setting: &Setting, worker: impl Fn(PgPool, Arc<Work>) -> F) -> Result<Taken>
 where
     F: Future<Output = Result<()>> + Send + 'static,
 {
-    let stopwatch = Stopwatch::start(server)?;
+    let stopwatch = Stopwatch::start(Some(setting.server))?;
     let mut tasks = JoinSet::new();
-    for _ in 0..count {
-        tasks.spawn(worker());
+    for _ in 0..setting.concurrency {
+        tasks.spawn(worker(setting.pool.clone(), Arc::clone(&setting.work)));
     }
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
-    stopwatch.stop()
+    stopwatch.stop(setting.work.count())
 }
 
 /// Claims; `false`: a duplicate.
@@ -44,74 +47,99 @@ async fn claim(conn: &mut PgConnection, id: &str) -> Result<bool> {
     Ok(claimed.rows_affected() == 1)
 }
 
-/// A transaction from the pool for each message: begin, claim, two statements, commit.
-pub(crate) async fn pooled(
-    pool: &PgPool,
-    work: &Arc<Work>,
-    concurrency: usize,
-    server: Pid,
-) -> Result<Taken> {
-    workers(concurrency, server, || {
-        let (pool, work) = (pool.clone(), Arc::clone(work));
-        async move {
-            while let Some(message) = work.take() {
-                let (id, order) = read(message)?;
-                let mut tx = pool.begin().await?;
-                if claim(&mut tx, id).await? {
-                    book!(order, id, tx);
-                    tx.commit().await?;
-                }
-            }
-            Ok(())
+/// One message in a transaction of the pool: begin, claim, two statements, commit.
+pub(crate) async fn process(pool: &PgPool, id: &str, order: &OrderPlaced) -> Result<()> {
+    let mut tx = pool.begin().await?;
+    if claim(&mut tx, id).await? {
+        book!(order, id, tx);
+        tx.commit().await?;
+    } else {
+        tx.rollback().await?;
+    }
+    Ok(())
+}
+
+/// A transaction from the pool for each message.
+pub(crate) async fn pooled(setting: &Setting) -> Result<Taken> {
+    workers(setting, |pool, work| async move {
+        while let Some(message) = work.take() {
+            let (id, order) = read(message)?;
+            process(&pool, id, &order).await?;
         }
+        Ok(())
     })
     .await
 }
 
-/// A connection for each worker, and a fence before the commit: as many round trips as the framework has.
-pub(crate) async fn held(
-    pool: &PgPool,
-    work: &Arc<Work>,
-    concurrency: usize,
-    server: Pid,
-) -> Result<Taken> {
-    workers(concurrency, server, || {
-        let (pool, work) = (pool.clone(), Arc::clone(work));
-        async move {
-            let mut conn = pool.acquire().await?;
-            while let Some(message) = work.take() {
-                let (id, order) = read(message)?;
-                let mut tx = conn.begin().await?;
-                if claim(&mut tx, id).await? {
-                    book!(order, id, tx);
-                    let held = sqlx::query(
-                        "SELECT 1 FROM inbox_processed_messages WHERE message_id = $1 AND consumer_name = $2 \
-                         AND xmin = pg_current_xact_id()::xid",
-                    )
-                    .bind(id)
-                    .bind(CONSUMER)
-                    .fetch_optional(&mut *tx)
-                    .await?;
-                    if held.is_none() {
-                        return Err("the fence did not hold".into());
-                    }
-                    tx.commit().await?;
-                }
+/// A connection for each worker; with a fence before the commit, as the framework has it, or without.
+pub(crate) async fn held(setting: &Setting, fenced: bool) -> Result<Taken> {
+    workers(setting, move |pool, work| async move {
+        let mut conn = pool.acquire().await?;
+        while let Some(message) = work.take() {
+            let (id, order) = read(message)?;
+            let mut tx = conn.begin().await?;
+            if !claim(&mut tx, id).await? {
+                tx.rollback().await?;
+                continue;
             }
-            Ok(())
+            book!(order, id, tx);
+            if fenced {
+                fence(&mut tx, id).await?;
+            }
+            tx.commit().await?;
         }
+        Ok(())
+    })
+    .await
+}
+
+async fn fence(conn: &mut PgConnection, id: &str) -> Result<()> {
+    let holds = sqlx::query(
+        "SELECT 1 FROM inbox_processed_messages WHERE message_id = $1 AND consumer_name = $2 \
+         AND xmin = pg_current_xact_id()::xid",
+    )
+    .bind(id)
+    .bind(CONSUMER)
+    .fetch_optional(conn)
+    .await?;
+    holds
+        .map(drop)
+        .ok_or_else(|| "the fence did not hold".into())
+}
+
+/// Many messages in each transaction, and no statement for one of them alone.
+pub(crate) async fn set_based(setting: &Setting) -> Result<Taken> {
+    workers(setting, |pool, work| async move {
+        while let batch @ [_, ..] = work.take_together(TOGETHER) {
+            let orders = batch.iter().map(read).collect::<Result<Vec<_>>>()?;
+            let mut ids: Vec<&str> = orders.iter().map(|(id, _)| *id).collect();
+            ids.sort_unstable();
+            let mut tx = pool.begin().await?;
+            let new: Vec<String> = sqlx::query_scalar(
+                "INSERT INTO inbox_processed_messages (message_id, consumer_name) \
+                 SELECT id, $2 FROM unnest($1::text[]) AS id ON CONFLICT DO NOTHING RETURNING message_id",
+            )
+            .bind(&ids)
+            .bind(CONSUMER)
+            .fetch_all(&mut *tx)
+            .await?;
+            let new: std::collections::HashSet<String> = new.into_iter().collect();
+            let orders: Vec<_> = orders
+                .iter()
+                .filter(|(id, _)| new.contains(*id))
+                .map(|(id, order)| (*id, order))
+                .collect();
+            book_together(&orders, &mut tx).await?;
+            tx.commit().await?;
+        }
+        Ok(())
     })
     .await
 }
 
 /// The framework's sessions, and so exactly its statements, in a loop of our own: what is missing to the framework
 /// is its runtime.
-pub(crate) async fn session(
-    pool: &PgPool,
-    work: &Arc<Work>,
-    concurrency: usize,
-    server: Pid,
-) -> Result<Taken> {
+pub(crate) async fn session(setting: &Setting) -> Result<Taken> {
     let options = TransactionOptions {
         isolation: Isolation::ReadCommitted,
         claim_wait: Duration::from_secs(5),
@@ -121,12 +149,12 @@ pub(crate) async fn session(
         claim_wait: options.claim_wait,
         longest_handler: Duration::from_secs(30),
     };
-    let inspection =
-        Postgres::inspect(&mut *pool.acquire().await?, &Tables::default(), &requisites).await?;
+    let mut conn = setting.pool.acquire().await?;
+    let inspection = Postgres::inspect(&mut conn, &Tables::default(), &requisites).await?;
+    drop(conn);
     let layout = Arc::new(Layout::<Postgres>::new(inspection.statements));
     let begin = layout.begin_text(&options);
-    workers(concurrency, server, || {
-        let (pool, work) = (pool.clone(), Arc::clone(work));
+    workers(setting, |pool, work| {
         let (layout, begin) = (Arc::clone(&layout), Arc::clone(&begin));
         async move {
             let mut session = Session::open(&pool, layout).await?;

@@ -1,28 +1,19 @@
-//! What every variant does: the same messages, the same tables, the same two business statements, and the same
-//! check afterwards.
+//! What every variant does: the same messages and the same two business statements.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use inbox_runtime::Envelope;
 use serde::{Deserialize, Serialize};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection, PgPool,
-};
+use sqlx::PgConnection;
 
 use crate::Result;
-use crate::stopwatch::Pid;
 
 /// The name under which every variant claims.
 pub(crate) const CONSUMER: &str = "bench";
 
-const ACCOUNTS: i64 = 1_000;
-const DATABASE: &str = "inbox_bench";
-const TABLES: &str = "
-    CREATE TABLE accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL);
-    CREATE TABLE ledger (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        account BIGINT NOT NULL, amount BIGINT NOT NULL, msg_id TEXT NOT NULL);";
+pub(crate) const ACCOUNTS: i64 = 1_000;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct OrderPlaced {
@@ -50,6 +41,43 @@ macro_rules! book {
     }};
 }
 pub(crate) use book;
+
+/// The business of many messages at once: the accounts are locked in their order, so that two of these cannot wait for
+/// each other.
+pub(crate) async fn book_together(
+    orders: &[(&str, &OrderPlaced)],
+    conn: &mut PgConnection,
+) -> std::result::Result<(), sqlx::Error> {
+    let ids: Vec<&str> = orders.iter().map(|(id, _)| *id).collect();
+    let accounts: Vec<i64> = orders.iter().map(|(_, order)| order.account).collect();
+    let amounts: Vec<i64> = orders.iter().map(|(_, order)| order.amount).collect();
+    let touched: Vec<i64> = BTreeSet::from_iter(&accounts)
+        .into_iter()
+        .copied()
+        .collect();
+    sqlx::query("SELECT FROM accounts WHERE id = ANY ($1) ORDER BY id FOR UPDATE")
+        .bind(&touched)
+        .execute(&mut *conn)
+        .await?;
+    sqlx::query(
+        "INSERT INTO ledger (account, amount, msg_id) SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[])",
+    )
+    .bind(&accounts)
+    .bind(&amounts)
+    .bind(&ids)
+    .execute(&mut *conn)
+    .await?;
+    sqlx::query(
+        "UPDATE accounts SET balance = balance + total FROM \
+         (SELECT account, sum(amount)::bigint AS total FROM unnest($1::bigint[], $2::bigint[]) AS booked (account, amount) \
+         GROUP BY account) AS booked WHERE id = account",
+    )
+    .bind(&accounts)
+    .bind(&amounts)
+    .execute(&mut *conn)
+    .await?;
+    Ok(())
+}
 
 /// Messages in memory, and how far they were taken.
 #[derive(Debug)]
@@ -101,6 +129,18 @@ impl Work {
         self.messages
             .get(self.taken.fetch_add(1, Ordering::Relaxed))
     }
+
+    /// The next messages that nobody took, at most so many; none: all were taken.
+    pub(crate) fn take_together(&self, most: usize) -> &[Envelope] {
+        let first = self.taken.fetch_add(most, Ordering::Relaxed);
+        let rest = self.messages.get(first..).unwrap_or_default();
+        &rest[..rest.len().min(most)]
+    }
+
+    /// Nothing counts as taken any more: the same messages come a second time.
+    pub(crate) fn rewind(&self) {
+        self.taken.store(0, Ordering::Relaxed);
+    }
 }
 
 /// The id and the decoded payload, for the variants that do this by hand.
@@ -109,99 +149,22 @@ pub(crate) fn read(message: &Envelope) -> Result<(&str, OrderPlaced)> {
     Ok((id, serde_json::from_slice(&message.payload)?))
 }
 
-/// The database that the benchmark makes for itself.
-#[derive(Debug)]
-pub(crate) struct Database {
-    admin: PgConnection,
-    options: PgConnectOptions,
-    server: Pid,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Database {
-    /// Makes it anew on the server that `tests/services env` names.
-    pub(crate) async fn create() -> Result<Self> {
-        let options = address("POSTGRES_URL")?.database(DATABASE);
-        let admin = address("POSTGRES_ADMIN_URL")?;
-        let mut server = admin.connect().await?;
-        let owner = options.get_username();
-        for sql in [
-            format!("DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)"),
-            format!("CREATE DATABASE {DATABASE} OWNER {owner}"),
-        ] {
-            server.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
+    #[test]
+    fn every_message_is_taken_once_and_again_after_a_rewind() {
+        let work = Work::of(25).unwrap();
+        for _ in 0..2 {
+            let mut seen = BTreeSet::new();
+            let mut batches = Vec::new();
+            while let batch @ [_, ..] = work.take_together(10) {
+                batches.push(batch.len());
+                seen.extend(batch.iter().map(|message| message.id.clone()));
+            }
+            assert_eq!((batches, seen.len()), (vec![10, 10, 5], 25));
+            work.rewind();
         }
-        let postmaster: String =
-            sqlx::query_scalar("SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)")
-                .fetch_one(&mut server)
-                .await?;
-        server.close().await?;
-        let database = Self {
-            admin: admin.database(DATABASE).connect().await?,
-            options,
-            server: Pid(postmaster.trim().parse()?),
-        };
-        let pool = database.pool(1).await?;
-        pool.execute(sqlx::raw_sql(TABLES)).await?;
-        inbox_runtime::migrate(&pool).await?;
-        pool.close().await;
-        Ok(database)
     }
-
-    pub(crate) const fn server(&self) -> Pid {
-        self.server
-    }
-
-    /// A pool with all of its connections open.
-    pub(crate) async fn pool(&self, connections: u32) -> Result<PgPool> {
-        let pool = PgPoolOptions::new()
-            .max_connections(connections)
-            .connect_with(self.options.clone())
-            .await?;
-        let mut open = Vec::new();
-        for _ in 0..connections {
-            open.push(pool.acquire().await?);
-        }
-        drop(open);
-        Ok(pool)
-    }
-
-    /// Brings the tables to where every run begins, with nothing left to write for the server.
-    pub(crate) async fn empty(&mut self) -> Result<()> {
-        let fill = format!(
-            "TRUNCATE ledger, accounts, inbox_processed_messages, inbox_attempts, inbox_dead_letters; \
-             INSERT INTO accounts SELECT n, 0 FROM generate_series(0, {ACCOUNTS} - 1) n"
-        );
-        self.admin
-            .execute(sqlx::raw_sql(AssertSqlSafe(fill)))
-            .await?;
-        self.admin.execute("VACUUM ANALYZE accounts").await?;
-        self.admin.execute("CHECKPOINT").await?;
-        Ok(())
-    }
-
-    /// Exactly once: as many ledger rows, distinct ids and claims as messages, and balances that agree.
-    pub(crate) async fn check(&mut self, messages: usize) -> Result<()> {
-        let (rows, ids, claims, booked, balances): (i64, i64, i64, i64, i64) = sqlx::query_as(
-            "SELECT count(*), count(DISTINCT msg_id), \
-             (SELECT count(*) FROM inbox_processed_messages), coalesce(sum(amount), 0)::bigint, \
-             (SELECT sum(balance)::bigint FROM accounts) FROM ledger",
-        )
-        .fetch_one(&mut self.admin)
-        .await?;
-        let expected = i64::try_from(messages)?;
-        if (rows, ids, claims) != (expected, expected, expected) || booked != balances {
-            return Err(format!(
-                "not exactly once: {expected} messages, {rows} ledger rows, {ids} distinct ids, {claims} claims, \
-                 {booked} booked, {balances} in the accounts"
-            )
-            .into());
-        }
-        Ok(())
-    }
-}
-
-fn address(name: &str) -> Result<PgConnectOptions> {
-    let url = std::env::var(name)
-        .map_err(|_| format!("{name} is not set: run `tests/bench/run`, which starts a server"))?;
-    Ok(url.parse()?)
 }
