@@ -175,6 +175,7 @@ pub(crate) async fn session(setting: &Setting) -> Result<Taken> {
                     let done = Done {
                         keys: &[key],
                         have_failures: false,
+                        is_durable: true,
                     };
                     match session.seal(&done, None).await {
                         (Sealed::Committed, _) => {}

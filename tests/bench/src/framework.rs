@@ -3,18 +3,20 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use inbox_core::HandlerFuture;
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{
-    HandlerError, Inbox, InboxBuilder, MessageId, Source, Tx, Verdict, inbox_handler,
+    Batch, BatchLimits, CallError, Handler, HandlerError, HandlerSpec, Inbox, InboxBuilder,
+    Incoming, MessageId, Messages as _, OrderBy, Requirements, Source, Tx, Verdict, inbox_handler,
 };
 use sqlx::{PgPool, Postgres};
 use tokio::sync::oneshot;
 
 use crate::preloaded::Preloaded;
-use crate::stopwatch::{Stopwatch, Taken};
+use crate::stopwatch::{Pid, Stopwatch, Taken};
 use crate::variant::Setting;
-use crate::workload::{OrderPlaced, Work, book};
-use crate::{Result, stopwatch::Pid};
+use crate::workload::{OrderPlaced, Work, book, book_together};
+use crate::{Result, by_hand};
 
 const QUEUE: &str = "orders";
 
@@ -31,6 +33,53 @@ async fn charge(
     Ok(())
 }
 
+/// The same handler for messages that are ordered by their account, and so by the row that they change.
+struct ChargeInOrder;
+
+impl Handler for ChargeInOrder {
+    type Db = Postgres;
+    const SPEC: HandlerSpec = charge::SPEC.order_by(OrderBy::Payload("/account"));
+
+    fn requirements(needs: &mut Requirements) {
+        charge::requirements(needs);
+    }
+
+    fn call<'a>(
+        &'a self,
+        incoming: &'a [Incoming<'_>],
+        tx: &'a mut Tx<Self::Db>,
+    ) -> HandlerFuture<'a> {
+        const { &charge::handler() }.call(incoming, tx)
+    }
+}
+
+/// A handler of batches, with statements for all of their messages.
+struct Post;
+
+impl Handler for Post {
+    type Db = Postgres;
+    const SPEC: HandlerSpec = HandlerSpec::new("bench", "post", file!(), line!())
+        .batch(BatchLimits::new(by_hand::TOGETHER));
+
+    fn requirements(_needs: &mut Requirements) {}
+
+    fn call<'a>(
+        &'a self,
+        incoming: &'a [Incoming<'_>],
+        tx: &'a mut Tx<Self::Db>,
+    ) -> HandlerFuture<'a> {
+        Box::pin(async move {
+            let orders = Batch::<OrderPlaced>::decode_all(incoming)?;
+            let orders: Vec<(&str, &OrderPlaced)> = orders
+                .iter()
+                .map(|order| (order.id().as_str(), &**order))
+                .collect();
+            let booked = book_together(&orders, tx).await;
+            booked.map_err(|error| CallError::Handler(error.into()))
+        })
+    }
+}
+
 /// An inbox with the ordinary handler.
 pub(crate) fn inbox(
     pool: &PgPool,
@@ -45,14 +94,35 @@ pub(crate) fn inbox(
         .messages_per_transaction(messages_per_transaction)
 }
 
+/// How the messages are processed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// So many messages may share a transaction, whichever rows they change.
+    Together(usize),
+    /// Messages of one account go to one worker, and may share a transaction.
+    InOrder,
+    /// The handler takes batches.
+    Batches,
+}
+
 /// The source is what costs least.
-pub(crate) async fn preloaded(setting: &Setting, messages_per_transaction: usize) -> Result<Taken> {
+pub(crate) async fn preloaded(setting: &Setting, mode: Mode) -> Result<Taken> {
     let source = Preloaded::new(&setting.work);
     let acks = source.acks();
-    let together = messages_per_transaction;
-    let inbox = inbox(&setting.pool, source, setting.concurrency, together)
-        .build()
-        .await?;
+    let builder = match mode {
+        Mode::Together(messages) => inbox(&setting.pool, source, setting.concurrency, messages),
+        Mode::InOrder | Mode::Batches => {
+            let builder = Inbox::builder(setting.pool.clone())
+                .source(QUEUE, source)
+                .concurrency(setting.concurrency);
+            if mode == Mode::InOrder {
+                builder.register(ChargeInOrder)
+            } else {
+                builder.register(Post)
+            }
+        }
+    };
+    let inbox = builder.build().await?;
     run(inbox, &setting.work, Some(setting.server), acks.all()).await
 }
 

@@ -5,17 +5,18 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use async_channel::{Receiver, Sender};
 use async_trait::async_trait;
 use inbox_runtime::{
     Assignment, Capabilities, Deliveries, Delivery, Envelope, IdSource, Settle, SettleError,
     SettleToken, Source, SourceError, Verdict,
 };
 use sqlx::PgPool;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
+use tokio::task::JoinHandle;
 
 use crate::database::{Database, Path};
 use crate::options::Options;
@@ -99,8 +100,10 @@ async fn round_of(
         database.pool(path, connections).await?,
         database.pool(path, connections).await?,
     ];
-    let mut by_hand = ByHand::start(&pools[0]);
-    let (ours, source) = Line::new();
+    let (mut by_hand, worker) = Line::new();
+    let by_hand_runs = run_by_hand(&pools[0], worker);
+    let (mut ours, worker) = Line::new();
+    let source = OneByOne::of(worker);
     let inbox = framework::inbox(&pools[1], source, WORKERS, 1)
         .build()
         .await?;
@@ -118,7 +121,7 @@ async fn round_of(
             tokio::time::sleep(pause).await;
             let message = if index == 0 { one } else { other }.clone();
             let latency = match index {
-                0 => by_hand.line.send(message).await?,
+                0 => by_hand.send(message).await?,
                 _ => ours.send(message).await?,
             };
             if done >= WARM_UP {
@@ -129,7 +132,8 @@ async fn round_of(
     }
     drop(stop);
     running.await?;
-    by_hand.end().await?;
+    drop(by_hand);
+    by_hand_runs.await??;
     for pool in pools {
         pool.close().await;
     }
@@ -137,78 +141,73 @@ async fn round_of(
     Ok(micros.map(Latencies::of))
 }
 
-/// Messages that wait for a worker, and the times of their acks.
+/// A way for messages, and the times of their acks.
 struct Line {
-    messages: Sender<Envelope>,
-    acks: Receiver<Instant>,
+    messages: UnboundedSender<Envelope>,
+    acks: UnboundedReceiver<Instant>,
 }
 
-/// The workers' end of it.
-#[derive(Clone)]
+/// The other end of it.
 struct WorkersEnd {
-    messages: Receiver<Envelope>,
-    acks: Sender<Instant>,
+    messages: UnboundedReceiver<Envelope>,
+    acks: UnboundedSender<Instant>,
 }
 
 impl Line {
     fn new() -> (Self, WorkersEnd) {
-        let (send_message, messages) = async_channel::unbounded();
-        let (send_ack, acks) = async_channel::unbounded();
+        let (send_message, messages) = unbounded_channel();
+        let (send_ack, acks) = unbounded_channel();
         let line = Self {
             messages: send_message,
             acks,
         };
-        let workers = WorkersEnd {
+        let worker = WorkersEnd {
             messages,
             acks: send_ack,
         };
-        (line, workers)
+        (line, worker)
     }
 
     /// How long it took.
-    async fn send(&self, message: Envelope) -> Result<Duration> {
+    async fn send(&mut self, message: Envelope) -> Result<Duration> {
         let sent = Instant::now();
-        self.messages.send(message).await?;
-        let acked = tokio::time::timeout(Duration::from_secs(10), self.acks.recv()).await??;
+        self.messages.send(message)?;
+        let ack = tokio::time::timeout(Duration::from_secs(10), self.acks.recv()).await;
+        let acked = ack?.ok_or("the consumer ended")?;
         Ok(acked - sent)
     }
 }
 
 /// The loop written by hand, with the pool for each message.
-struct ByHand {
-    line: Line,
-    workers: JoinSet<Result<()>>,
-}
-
-impl ByHand {
-    fn start(pool: &PgPool) -> Self {
-        let (line, end) = Line::new();
-        let mut workers = JoinSet::new();
-        for _ in 0..WORKERS {
-            let (pool, end) = (pool.clone(), end.clone());
-            workers.spawn(async move {
-                while let Ok(message) = end.messages.recv().await {
-                    let (id, order) = read(&message)?;
-                    by_hand::process(&pool, id, &order).await?;
-                    end.acks.send(Instant::now()).await?;
-                }
-                Ok(())
-            });
-        }
-        Self { line, workers }
-    }
-
-    async fn end(&mut self) -> Result<()> {
-        self.line.messages.close();
-        while let Some(ended) = self.workers.join_next().await {
-            ended??;
+fn run_by_hand(pool: &PgPool, mut end: WorkersEnd) -> JoinHandle<Result<()>> {
+    let pool = pool.clone();
+    tokio::spawn(async move {
+        while let Some(message) = end.messages.recv().await {
+            let (id, order) = read(&message)?;
+            by_hand::process(&pool, id, &order).await?;
+            end.acks.send(Instant::now())?;
         }
         Ok(())
+    })
+}
+
+/// The line as a source. It can be opened once.
+struct OneByOne {
+    messages: Mutex<Option<UnboundedReceiver<Envelope>>>,
+    acks: UnboundedSender<Instant>,
+}
+
+impl OneByOne {
+    fn of(end: WorkersEnd) -> Self {
+        Self {
+            messages: Mutex::new(Some(end.messages)),
+            acks: end.acks,
+        }
     }
 }
 
 #[async_trait]
-impl Source for WorkersEnd {
+impl Source for OneByOne {
     fn system(&self) -> &'static str {
         "memory"
     }
@@ -222,24 +221,32 @@ impl Source for WorkersEnd {
     }
 
     async fn open(&self, _prefetch: NonZeroUsize) -> std::result::Result<Assignment, SourceError> {
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let messages = messages.take();
         Ok(Assignment {
-            deliveries: Box::new(self.clone()),
-            settle: std::sync::Arc::new(self.clone()),
+            deliveries: Box::new(Arriving(
+                messages.ok_or_else(|| SourceError::new("it was open already"))?,
+            )),
+            settle: Arc::new(AckTimes(self.acks.clone())),
         })
     }
 }
 
+struct Arriving(UnboundedReceiver<Envelope>);
+
 #[async_trait]
-impl Deliveries for WorkersEnd {
+impl Deliveries for Arriving {
     async fn next(&mut self) -> std::result::Result<Option<Delivery>, SourceError> {
-        let message = self.messages.recv().await;
-        let message = message.map_err(|_| SourceError::new("nothing more is sent"))?;
+        let message = self.0.recv().await;
+        let message = message.ok_or_else(|| SourceError::new("nothing more is sent"))?;
         Ok(Some(Delivery::new(message, SettleToken::new(0))))
     }
 }
 
+struct AckTimes(UnboundedSender<Instant>);
+
 #[async_trait]
-impl Settle for WorkersEnd {
+impl Settle for AckTimes {
     async fn settle(
         &self,
         verdicts: Vec<(SettleToken, Verdict)>,
@@ -247,7 +254,7 @@ impl Settle for WorkersEnd {
         for (_, verdict) in &verdicts {
             // Anything else keeps the ack from coming, which is then the error.
             if *verdict == Verdict::Ack {
-                let _ = self.acks.try_send(Instant::now());
+                let _ = self.0.send(Instant::now());
             }
         }
         verdicts.iter().map(|_| Ok(())).collect()

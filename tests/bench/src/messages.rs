@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::database::{Database, Path};
+use crate::framework::Mode;
 use crate::options::Options;
 use crate::results::Table;
 use crate::stopwatch::Taken;
@@ -44,8 +45,8 @@ pub(crate) async fn duplicates(
     concurrency: usize,
 ) -> Result<Table> {
     let place = Place { path, concurrency };
-    // A duplicate costs about half of a new message.
-    let messages = 2 * place.calibrated(database, options.seconds).await?;
+    // A duplicate costs about half of a new message by hand, and much less than that in a batch.
+    let messages = 4 * place.calibrated(database, options.seconds).await?;
     database.empty().await?;
     let work = Work::of(messages)?;
     let first = Place {
@@ -53,7 +54,7 @@ pub(crate) async fn duplicates(
         concurrency: 1,
     };
     let setting = first.setting(database, &work).await?;
-    in_time(framework::preloaded(&setting, 100)).await?;
+    in_time(framework::preloaded(&setting, Mode::Batches)).await?;
     setting.pool.close().await;
 
     let title = format!(

@@ -6,6 +6,7 @@ use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 
 use crate::database::Path;
+use crate::framework::{Mode, SHARED};
 use crate::stopwatch::{Pid, Taken};
 use crate::workload::Work;
 use crate::{Result, by_hand, framework, pgbench};
@@ -31,29 +32,35 @@ pub(crate) enum Variant {
     /// One message per transaction.
     FrameworkAlone,
     /// Messages that wait share a transaction.
-    Framework,
+    FrameworkShared,
+    /// The same, and those of one account go to one worker.
+    FrameworkInOrder,
+    FrameworkBatches,
     FrameworkOnMemoryBroker,
     SetBased,
     PgbenchSetBased,
 }
 
 impl Variant {
-    pub(crate) const NEW_MESSAGES: [Self; 9] = [
+    pub(crate) const NEW_MESSAGES: [Self; 11] = [
         Self::Pooled,
         Self::Held,
         Self::HeldFenced,
         Self::Pgbench,
         Self::Session,
         Self::FrameworkAlone,
-        Self::Framework,
+        Self::FrameworkShared,
+        Self::FrameworkInOrder,
         Self::SetBased,
         Self::PgbenchSetBased,
+        Self::FrameworkBatches,
     ];
-    pub(crate) const DUPLICATES: [Self; 4] = [
+    pub(crate) const DUPLICATES: [Self; 5] = [
         Self::Pooled,
         Self::Held,
         Self::FrameworkAlone,
-        Self::Framework,
+        Self::FrameworkShared,
+        Self::FrameworkBatches,
     ];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -64,7 +71,9 @@ impl Variant {
             Self::Session => "the framework's statements, no runtime",
             Self::Pgbench => "pgbench, the same statements",
             Self::FrameworkAlone => "framework, one message per transaction",
-            Self::Framework => "framework, shared transactions",
+            Self::FrameworkShared => "framework, shared transactions",
+            Self::FrameworkInOrder => "framework, shared, ordered by account",
+            Self::FrameworkBatches => "framework, batch handler, 100",
             Self::FrameworkOnMemoryBroker => "framework, in-memory broker",
             Self::SetBased => "by hand, set-based, 100",
             Self::PgbenchSetBased => "pgbench, 100 in one statement",
@@ -74,9 +83,9 @@ impl Variant {
     /// How many times as many messages as the base it gets, so that its runs are not too short to be measured.
     pub(crate) const fn scale(self, path: Path) -> usize {
         match (self, path) {
-            (Self::SetBased | Self::PgbenchSetBased, Path::Direct) => 8,
-            (Self::SetBased | Self::PgbenchSetBased, Path::Delayed) => 20,
-            (Self::Framework, _) => 2,
+            (Self::SetBased | Self::PgbenchSetBased | Self::FrameworkBatches, Path::Direct) => 8,
+            (Self::SetBased | Self::PgbenchSetBased | Self::FrameworkBatches, Path::Delayed) => 20,
+            (Self::FrameworkShared | Self::FrameworkInOrder, _) => 2,
             _ => 1,
         }
     }
@@ -88,8 +97,10 @@ impl Variant {
             Self::HeldFenced => by_hand::held(setting, true).await,
             Self::Session => by_hand::session(setting).await,
             Self::Pgbench => pgbench::one_by_one(setting).await,
-            Self::FrameworkAlone => framework::preloaded(setting, 1).await,
-            Self::Framework => framework::preloaded(setting, framework::SHARED).await,
+            Self::FrameworkAlone => framework::preloaded(setting, Mode::Together(1)).await,
+            Self::FrameworkShared => framework::preloaded(setting, Mode::Together(SHARED)).await,
+            Self::FrameworkInOrder => framework::preloaded(setting, Mode::InOrder).await,
+            Self::FrameworkBatches => framework::preloaded(setting, Mode::Batches).await,
             Self::FrameworkOnMemoryBroker => framework::memory_broker(setting).await,
             Self::SetBased => by_hand::set_based(setting).await,
             Self::PgbenchSetBased => pgbench::set_based(setting).await,
