@@ -178,7 +178,7 @@ mod tests {
         let width = scale.place(40.0) - scale.place(scale.least);
         assert!(
             svg.contains(&format!(
-                "class=\"ours second\" x=\"{LEFT:.1}\" y=\"108.5\" width=\"{width:.1}\""
+                "class=\"ours second\" x=\"{LEFT:.1}\" y=\"110.5\" width=\"{width:.1}\""
             )),
             "{svg}"
         );

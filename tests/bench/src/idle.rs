@@ -22,7 +22,7 @@ use crate::database::{Database, Path};
 use crate::options::Options;
 use crate::results::Spread;
 use crate::workload::{Work, read};
-use crate::{Result, by_hand, framework};
+use crate::{Result, by_hand, framework, progress};
 
 /// As many workers as the framework has out of the box.
 const WORKERS: usize = 4;
@@ -61,7 +61,7 @@ pub(crate) async fn tables(
     options: &Options,
     path: Path,
 ) -> Result<Vec<Table>> {
-    let (short, long) = if options.quick { (200, 4) } else { (500, 12) };
+    let (short, long) = if options.quick { (200, 4) } else { (500, 8) };
     let mut tables = Vec::new();
     for (pause, rounds, messages) in [(SHORT_PAUSE, options.rounds, short), (LONG_PAUSE, 1, long)] {
         let title = format!(
@@ -69,13 +69,13 @@ pub(crate) async fn tables(
             path.name(),
             pause.as_millis()
         );
-        eprintln!("{title}");
+        progress::tell(format_args!("{title}"));
         let mut table = Table {
             title,
             rounds: Vec::new(),
         };
         for round in 1..=rounds {
-            eprintln!("  round {round} of {rounds}");
+            progress::tell(format_args!("  round {round} of {rounds}"));
             table
                 .rounds
                 .push(round_of(database, path, pause, messages).await?);

@@ -14,6 +14,7 @@ mod network;
 mod options;
 mod pgbench;
 mod preloaded;
+mod progress;
 mod rabbitmq;
 mod results;
 mod sqlite;
@@ -66,7 +67,7 @@ async fn bench(options: &Options) -> Result<()> {
         for (path, concurrency) in each(&paths, &options.concurrency) {
             let table = messages::new_ones(&mut database, options, path, concurrency).await?;
             document.table(&table);
-            if concurrency == options.charted_concurrency() {
+            if concurrency == options.main_concurrency() {
                 document.chart(path, concurrency, table);
             }
         }
@@ -77,7 +78,7 @@ async fn bench(options: &Options) -> Result<()> {
             "Every message was processed before. By hand: begin, claim, roll back. The framework also compares the payload \
              with that of the first delivery.",
         );
-        for (path, concurrency) in each(&paths, &options.concurrency) {
+        for (path, concurrency) in each(&paths, &[options.main_concurrency()]) {
             let table = messages::duplicates(&mut database, options, path, concurrency).await?;
             document.table(&table);
         }

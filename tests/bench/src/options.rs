@@ -100,8 +100,8 @@ impl Options {
         Ok(options)
     }
 
-    /// The one of which the chart is made.
-    pub(crate) fn charted_concurrency(&self) -> usize {
+    /// The one of the chart and of the duplicates.
+    pub(crate) fn main_concurrency(&self) -> usize {
         let first = self.concurrency.first().copied().unwrap_or(1);
         if self.concurrency.contains(&4) {
             4

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use crate::Result;
+use crate::progress;
 use crate::stopwatch::Taken;
 
 /// One table: what was compared, and under which conditions.
@@ -28,7 +29,7 @@ impl Table {
         variants: &[(V, &'static str)],
         mut run: impl AsyncFnMut(V) -> Result<Taken>,
     ) -> Result<Self> {
-        eprintln!("{title}");
+        progress::tell(format_args!("{title}"));
         let mut rows: Vec<Row> = variants
             .iter()
             .map(|(_, name)| Row {
@@ -43,12 +44,12 @@ impl Table {
                 let taken = run(variant)
                     .await
                     .map_err(|error| format!("{title}: {name}: {error}"))?;
-                eprintln!(
+                progress::tell(format_args!(
                     "  round {} of {rounds}, {name}: {} messages, {:.0}/s",
                     round + 1,
                     taken.messages,
                     taken.per_second()
-                );
+                ));
                 rows[index].runs.push(taken);
             }
         }
