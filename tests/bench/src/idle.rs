@@ -61,7 +61,7 @@ pub(crate) async fn tables(
     options: &Options,
     path: Path,
 ) -> Result<Vec<Table>> {
-    let (short, long) = if options.quick { (200, 4) } else { (500, 8) };
+    let (short, long) = if options.quick { (150, 4) } else { (500, 8) };
     let mut tables = Vec::new();
     for (pause, rounds, messages) in [(SHORT_PAUSE, options.rounds, short), (LONG_PAUSE, 1, long)] {
         let title = format!(
