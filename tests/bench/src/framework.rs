@@ -3,20 +3,18 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use inbox_core::HandlerFuture;
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{
-    Batch, BatchLimits, CallError, Handler, HandlerError, HandlerSpec, Inbox, InboxBuilder,
-    Incoming, MessageId, Messages as _, OrderBy, Requirements, Source, Tx, Verdict, inbox_handler,
+    Batch, HandlerError, Inbox, InboxBuilder, MessageId, Source, Tx, Verdict, inbox_handler,
 };
 use sqlx::{PgPool, Postgres};
 use tokio::sync::oneshot;
 
+use crate::Result;
 use crate::preloaded::Preloaded;
 use crate::stopwatch::{Pid, Stopwatch, Taken};
 use crate::variant::Setting;
 use crate::workload::{OrderPlaced, Work, book, book_together};
-use crate::{Result, by_hand};
 
 const QUEUE: &str = "orders";
 
@@ -33,51 +31,27 @@ async fn charge(
     Ok(())
 }
 
-/// The same handler for messages that are ordered by their account, and so by the row that they change.
-struct ChargeInOrder;
-
-impl Handler for ChargeInOrder {
-    type Db = Postgres;
-    const SPEC: HandlerSpec = charge::SPEC.order_by(OrderBy::Payload("/account"));
-
-    fn requirements(needs: &mut Requirements) {
-        charge::requirements(needs);
-    }
-
-    fn call<'a>(
-        &'a self,
-        incoming: &'a [Incoming<'_>],
-        tx: &'a mut Tx<Self::Db>,
-    ) -> HandlerFuture<'a> {
-        const { &charge::handler() }.call(incoming, tx)
-    }
+/// The same for messages that are ordered by their account, and so by the row that they change.
+#[inbox_handler(consumer = "bench", order_by = "payload:/account")]
+async fn charge_in_order(
+    order: OrderPlaced,
+    tx: &mut Tx<Postgres>,
+    id: MessageId,
+) -> std::result::Result<(), HandlerError> {
+    charge(order, tx, id).await
 }
 
-/// A handler of batches, with statements for all of their messages.
-struct Post;
-
-impl Handler for Post {
-    type Db = Postgres;
-    const SPEC: HandlerSpec = HandlerSpec::new("bench", "post", file!(), line!())
-        .batch(BatchLimits::new(by_hand::TOGETHER));
-
-    fn requirements(_needs: &mut Requirements) {}
-
-    fn call<'a>(
-        &'a self,
-        incoming: &'a [Incoming<'_>],
-        tx: &'a mut Tx<Self::Db>,
-    ) -> HandlerFuture<'a> {
-        Box::pin(async move {
-            let orders = Batch::<OrderPlaced>::decode_all(incoming)?;
-            let orders: Vec<(&str, &OrderPlaced)> = orders
-                .iter()
-                .map(|order| (order.id().as_str(), &**order))
-                .collect();
-            let booked = book_together(&orders, tx).await;
-            booked.map_err(|error| CallError::Handler(error.into()))
-        })
-    }
+/// The same for many messages, with statements for all of them.
+#[inbox_handler(consumer = "bench", batch(max = 100))]
+async fn post(
+    orders: Batch<OrderPlaced>,
+    tx: &mut Tx<Postgres>,
+) -> std::result::Result<(), sqlx::Error> {
+    let orders: Vec<(&str, &OrderPlaced)> = orders
+        .iter()
+        .map(|order| (order.id().as_str(), &**order))
+        .collect();
+    book_together(&orders, tx).await
 }
 
 /// An inbox with the ordinary handler.
@@ -116,9 +90,9 @@ pub(crate) async fn preloaded(setting: &Setting, mode: Mode) -> Result<Taken> {
                 .source(QUEUE, source)
                 .concurrency(setting.concurrency);
             if mode == Mode::InOrder {
-                builder.register(ChargeInOrder)
+                builder.register(charge_in_order::handler())
             } else {
-                builder.register(Post)
+                builder.register(post::handler())
             }
         }
     };
