@@ -68,6 +68,11 @@ impl FailureText {
     /// The longest text kept, in bytes, without the mark.
     pub const MAX_BYTES: usize = 4000;
 
+    /// Whether a text is storable as it is.
+    pub(crate) fn takes(text: &str) -> bool {
+        text.len() <= Self::MAX_BYTES && !text.contains('\0')
+    }
+
     /// Makes `text` storable.
     #[must_use]
     pub fn new(text: impl fmt::Display) -> Self {

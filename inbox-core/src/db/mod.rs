@@ -1,5 +1,6 @@
 //! The SQL of each database: one trait, one room per implementation.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -222,19 +223,22 @@ pub struct ClaimKey<'a> {
 #[derive(Debug)]
 pub struct Claim<'a> {
     pub(crate) key: ClaimKey<'a>,
-    pub(crate) message_type: Option<String>,
-    pub(crate) correlation_id: Option<String>,
+    pub(crate) message_type: Option<Cow<'a, str>>,
+    pub(crate) correlation_id: Option<Cow<'a, str>>,
     pub(crate) payload_hash: PayloadHash,
 }
 
 impl<'a> Claim<'a> {
     /// The claim of a consumer on a message.
     #[must_use]
-    pub fn new(key: ClaimKey<'a>, envelope: &Envelope) -> Self {
+    pub fn new(key: ClaimKey<'a>, envelope: &'a Envelope) -> Self {
         Self {
             key,
-            message_type: envelope.type_name().map(|name| storable(&name)),
-            correlation_id: envelope.correlation_id.as_deref().map(storable),
+            message_type: envelope.type_name().map(storable),
+            correlation_id: envelope
+                .correlation_id
+                .as_deref()
+                .map(|id| storable(Cow::Borrowed(id))),
             payload_hash: PayloadHash::of(&envelope.payload),
         }
     }
@@ -253,8 +257,12 @@ impl<'a> Claim<'a> {
 }
 
 /// Text for people in a form that every database takes: an id is refused instead, never changed.
-fn storable(text: &str) -> String {
-    FailureText::new(text).as_str().to_owned()
+fn storable(text: Cow<'_, str>) -> Cow<'_, str> {
+    if FailureText::takes(&text) {
+        text
+    } else {
+        Cow::Owned(FailureText::new(text).as_str().to_owned())
+    }
 }
 
 /// The claims of one transaction.

@@ -796,7 +796,7 @@ impl PostgresStatements {
         guard.claim_rows.push('{');
         let mut answers = Vec::with_capacity(claims.claims.len());
         let mut rows = rows.iter().peekable();
-        let mut id = String::new();
+        let mut id = String::with_capacity(128);
         for claim in claims.claims {
             id.clear();
             write_hex(&mut id, claim.key.message_id.as_bytes());
