@@ -73,6 +73,8 @@ pub(crate) fn inbox(
 pub(crate) enum Mode {
     /// So many messages may share a transaction, whichever rows they change.
     Together(usize),
+    /// Each message has a transaction of its own, and is acked after a flush for many.
+    Flushing,
     /// Messages of one account go to one worker, and may share a transaction.
     InOrder,
     /// The handler takes batches.
@@ -85,6 +87,7 @@ pub(crate) async fn preloaded(setting: &Setting, mode: Mode) -> Result<Taken> {
     let acks = source.acks();
     let builder = match mode {
         Mode::Together(messages) => inbox(&setting.pool, source, setting.concurrency, messages),
+        Mode::Flushing => inbox(&setting.pool, source, setting.concurrency, 1).ack_after_flush(),
         Mode::InOrder | Mode::Batches => {
             let builder = Inbox::builder(setting.pool.clone())
                 .source(QUEUE, source)

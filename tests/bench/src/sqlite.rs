@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inbox_runtime::{HandlerError, Inbox, MessageId, Tx, inbox_handler};
+use inbox_runtime::{Batch, HandlerError, Inbox, MessageId, Tx, inbox_handler};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Executor as _, Sqlite, SqlitePool};
 use tempfile::TempDir;
@@ -24,6 +24,8 @@ enum Variant {
     ByHand,
     /// With so many messages in a transaction.
     Framework(usize),
+    /// With a handler of batches.
+    Batches,
 }
 
 /// One worker, as SQLite has one writer.
@@ -47,6 +49,7 @@ pub(crate) async fn table(options: &Options) -> Result<Table> {
             Variant::Framework(framework::SHARED),
             "framework, shared transactions",
         ),
+        (Variant::Batches, "framework, batch handler, 100"),
     ];
     Table::of(
         "SQLite, synchronous = FULL".to_owned(),
@@ -65,15 +68,17 @@ async fn run(variant: Variant, messages: usize) -> Result<Taken> {
     let taken = in_time(async {
         match variant {
             Variant::ByHand => by_hand(&pool, &work).await,
-            Variant::Framework(together) => {
+            Variant::Framework(_) | Variant::Batches => {
                 let source = Preloaded::new(&work);
                 let acks = source.acks();
-                let inbox = Inbox::builder(pool.clone())
-                    .source("orders", source)
-                    .register(charge::handler())
-                    .messages_per_transaction(together)
-                    .build()
-                    .await?;
+                let builder = Inbox::builder(pool.clone()).source("orders", source);
+                let builder = match variant {
+                    Variant::Framework(together) => builder
+                        .register(charge::handler())
+                        .messages_per_transaction(together),
+                    _ => builder.register(post::handler()),
+                };
+                let inbox = builder.build().await?;
                 framework::run(inbox, &work, None, acks.all()).await
             }
         }
@@ -114,6 +119,35 @@ async fn charge(
     id: MessageId,
 ) -> std::result::Result<(), HandlerError> {
     book!(order, id.as_str(), tx);
+    Ok(())
+}
+
+/// Two statements for all messages: SQLite takes a list as a JSON array.
+#[inbox_handler(consumer = "bench", batch(max = 100))]
+async fn post(
+    orders: Batch<OrderPlaced>,
+    tx: &mut Tx<Sqlite>,
+) -> std::result::Result<(), HandlerError> {
+    let rows: Vec<(i64, i64, &str)> = orders
+        .iter()
+        .map(|order| (order.account, order.amount, order.id().as_str()))
+        .collect();
+    let rows = serde_json::to_string(&rows).map_err(HandlerError::new)?;
+    sqlx::query(
+        "INSERT INTO ledger (account, amount, msg_id) \
+         SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each($1)",
+    )
+    .bind(&rows)
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query(
+        "UPDATE accounts SET balance = balance + due.amount FROM \
+         (SELECT value ->> 0 AS account, sum(value ->> 1) AS amount FROM json_each($1) GROUP BY 1) AS due \
+         WHERE accounts.id = due.account",
+    )
+    .bind(&rows)
+    .execute(&mut *tx)
+    .await?;
     Ok(())
 }
 

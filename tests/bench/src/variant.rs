@@ -31,6 +31,8 @@ pub(crate) enum Variant {
     Pgbench,
     /// One message per transaction.
     FrameworkAlone,
+    /// The same, acked after a flush for many.
+    FrameworkFlushing,
     /// Messages that wait share a transaction.
     FrameworkShared,
     /// The same, and those of one account go to one worker.
@@ -42,13 +44,14 @@ pub(crate) enum Variant {
 }
 
 impl Variant {
-    pub(crate) const NEW_MESSAGES: [Self; 11] = [
+    pub(crate) const NEW_MESSAGES: [Self; 12] = [
         Self::Pooled,
         Self::Held,
         Self::HeldFenced,
         Self::Pgbench,
         Self::Session,
         Self::FrameworkAlone,
+        Self::FrameworkFlushing,
         Self::FrameworkShared,
         Self::FrameworkInOrder,
         Self::SetBased,
@@ -71,6 +74,7 @@ impl Variant {
             Self::Session => "the framework's statements, no runtime",
             Self::Pgbench => "pgbench, the same statements",
             Self::FrameworkAlone => "framework, one message per transaction",
+            Self::FrameworkFlushing => "framework, the same, acks after a flush",
             Self::FrameworkShared => "framework, shared transactions",
             Self::FrameworkInOrder => "framework, shared, ordered by account",
             Self::FrameworkBatches => "framework, batch handler, 100",
@@ -98,6 +102,7 @@ impl Variant {
             Self::Session => by_hand::session(setting).await,
             Self::Pgbench => pgbench::one_by_one(setting).await,
             Self::FrameworkAlone => framework::preloaded(setting, Mode::Together(1)).await,
+            Self::FrameworkFlushing => framework::preloaded(setting, Mode::Flushing).await,
             Self::FrameworkShared => framework::preloaded(setting, Mode::Together(SHARED)).await,
             Self::FrameworkInOrder => framework::preloaded(setting, Mode::InOrder).await,
             Self::FrameworkBatches => framework::preloaded(setting, Mode::Batches).await,
