@@ -155,6 +155,33 @@ impl<Db: InboxDatabase> Session<Db> {
         Db::roll_back(self.tx.conn(), &mut self.guard).await
     }
 
+    /// Begins the work on the next message of several, so that it can be taken back alone.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers, also when the message before left the transaction unusable.
+    pub async fn step(&mut self) -> Result<(), sqlx::Error> {
+        level::<Db>(self.tx.conn())?;
+        self.tx.forget_errors();
+        Db::step(self.tx.conn(), &mut self.guard).await
+    }
+
+    /// Takes back what was done since the last step, and the claim of its message.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers; the whole transaction must be rolled back then.
+    pub async fn take_back(&mut self, key: ClaimKey<'_>) -> Result<(), sqlx::Error> {
+        level::<Db>(self.tx.conn())?;
+        Db::take_back(
+            self.tx.conn(),
+            &self.layout.statements,
+            &mut self.guard,
+            key,
+        )
+        .await
+    }
+
     /// What is there under keys that could not be claimed, in their order.
     ///
     /// # Errors

@@ -121,6 +121,15 @@ impl<Db: InboxDatabase> Group<Db> {
         self.members = ordered.map(|(_, member)| member).chain(behind).collect();
     }
 
+    /// Like [`set_apart`](Self::set_apart), for others that are done: answers how many come first then.
+    fn set_first(&mut self, size: usize, apart: &[usize]) -> usize {
+        if apart.is_empty() {
+            return size;
+        }
+        self.set_apart(size, apart);
+        self.parts.pop().unwrap_or_default()
+    }
+
     /// The next transaction's size.
     fn next_part(&mut self) -> Option<usize> {
         loop {
@@ -390,14 +399,14 @@ impl<Db: InboxDatabase> Worker<Db> {
         };
         let mut is_duplicate = vec![false; size];
         let mut with_history = Vec::new();
-        let mut won = None;
+        let mut marks = vec![None; size];
         for (member, answer) in order.iter().zip(answers) {
             match answer {
                 Claimed::Won {
                     attempts: 0,
                     dead: false,
                     mark,
-                } => won = mark.map(|mark| (*member, mark)),
+                } => marks[*member] = mark,
                 Claimed::Duplicate => is_duplicate[*member] = true,
                 _ => with_history.push(*member),
             }
@@ -414,10 +423,10 @@ impl<Db: InboxDatabase> Worker<Db> {
             self.end_duplicates(group, size, compared).await;
             return 0;
         }
-        let part = Part {
+        let mut part = Part {
             size,
-            is_duplicate: &is_duplicate,
-            won,
+            stands_apart: is_duplicate.clone(),
+            marks,
         };
         if !duplicates.is_empty() {
             // Before any handler: what one does to its session has no part in the answer.
@@ -442,7 +451,13 @@ impl<Db: InboxDatabase> Worker<Db> {
         for member in &winners {
             shared.hook.reach(Step::AfterClaim, group.id(*member));
         }
-        let called = shared.call_handlers(&mut session, group, &winners).await;
+        let mut taken_back = Vec::new();
+        let called = shared
+            .call_handlers(&mut session, group, &winners, &mut taken_back)
+            .await;
+        for member in &taken_back {
+            part.stands_apart[*member] = true;
+        }
         match called {
             Called::Succeeded => {}
             Called::SomeUndecodable(positions) => {
@@ -479,9 +494,23 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
         }
 
+        if !taken_back.is_empty() {
+            handler.sharing().note_failure(false);
+        }
+        let winners: Vec<usize> = winners
+            .into_iter()
+            .filter(|member| !taken_back.contains(member))
+            .collect();
+        if winners.is_empty() {
+            self.put_back(session).await;
+            group.split(size);
+            return 0;
+        }
         for member in &winners {
             shared.hook.reach(Step::BeforeCommit, group.id(*member));
         }
+        // What was taken back needs the session again.
+        self.may_look_ahead &= taken_back.is_empty();
         let goes_on = if self.may_look_ahead {
             self.look_ahead();
             GoesOn::WithWhatComesNext
@@ -521,31 +550,32 @@ impl<Db: InboxDatabase> Worker<Db> {
         if !duplicates.is_empty() {
             self.unflushed.note_duplicate();
         }
-        self.end_part(group, size, |member| {
-            Ending::Done(if is_duplicate[member] {
-                Outcome::Duplicate
-            } else {
-                Outcome::Processed
+        let endings: Vec<Ending> = (0..size)
+            .filter(|member| !taken_back.contains(member))
+            .map(|member| {
+                Ending::Done(if is_duplicate[member] {
+                    Outcome::Duplicate
+                } else {
+                    Outcome::Processed
+                })
             })
-        })
-        .await;
+            .collect();
+        let ended = group.set_first(size, &taken_back);
+        self.end_part(group, ended, |member| endings[member]).await;
         0
     }
 
     /// After a transaction that did not succeed: whether a handler made it durable itself, for then the claims of its
     /// neighbours are durable too, and their work may be half done. If not, they are tried in smaller parts.
-    async fn fall_back(
-        &mut self,
-        group: &mut Group<Db>,
-        part: &Part<'_>,
-        is_conflict: bool,
-    ) -> usize {
+    async fn fall_back(&mut self, group: &mut Group<Db>, part: &Part, is_conflict: bool) -> usize {
         let Part {
             size,
-            is_duplicate,
-            won,
+            stands_apart,
+            marks,
         } = part;
         group.handler.sharing().note_failure(is_conflict);
+        let mut won = marks.iter().enumerate();
+        let won = won.find(|(member, mark)| mark.is_some() && !stands_apart[*member]);
         let Some((claimed, mark)) = won else {
             group.split(*size);
             return 0;
@@ -557,13 +587,13 @@ impl<Db: InboxDatabase> Worker<Db> {
         let trace = limited(
             STATEMENT_LIMIT,
             "reading the claim",
-            session.trace(group.key(*claimed), Some(mark)),
+            session.trace(group.key(claimed), mark.as_deref()),
         )
         .await;
         match trace {
             Ok(TraceOfClaim::Ours) => {
                 self.session = Some(session);
-                self.escape(group, *size, is_duplicate).await;
+                self.escape(group, *size, stands_apart).await;
             }
             Ok(_) => {
                 self.session = Some(session);
@@ -577,12 +607,13 @@ impl<Db: InboxDatabase> Worker<Db> {
         0
     }
 
-    /// A handler committed the claims of the first `size` members: a dead letter for each tells a person. What was a
-    /// duplicate goes on alone.
-    async fn escape(&mut self, group: &mut Group<Db>, size: usize, is_duplicate: &[bool]) {
-        let winners: Vec<usize> = (0..size).filter(|member| !is_duplicate[*member]).collect();
-        let mut endings = Vec::with_capacity(winners.len());
-        for member in &winners {
+    /// A handler committed the claims of the first `size` members: a dead letter for each tells a person. Those that
+    /// stand apart have no claim in it, and go on alone.
+    async fn escape(&mut self, group: &mut Group<Db>, size: usize, stands_apart: &[bool]) {
+        let (apart, claimed): (Vec<usize>, Vec<usize>) =
+            (0..size).partition(|member| stands_apart[*member]);
+        let mut endings = Vec::with_capacity(claimed.len());
+        for member in &claimed {
             let attempt = Attempt {
                 job: &group.members[*member].job,
                 registered: &group.handler,
@@ -594,10 +625,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             ));
             endings.push(self.escaped(&attempt, failure).await);
         }
-        // Those that ended come first then, and those behind them are a part each.
-        let duplicates: Vec<usize> = (0..size).filter(|member| is_duplicate[*member]).collect();
-        group.set_apart(size, &duplicates);
-        let ended = group.parts.pop().unwrap_or_default();
+        let ended = group.set_first(size, &apart);
         self.end_part(group, ended, |member| endings[member]).await;
     }
 
@@ -649,12 +677,14 @@ impl<Db: InboxDatabase> Worker<Db> {
 
 /// Steps that need nothing of the worker.
 impl<Db: InboxDatabase> Shared<Db> {
-    /// Calls the handler with each message, or once with all of them. The first that is no success ends it.
+    /// Calls the handler with each message, or once with all of them. What is no success ends it, or, where each has a
+    /// savepoint, is taken back.
     pub(crate) async fn call_handlers(
         &self,
         session: &mut Session<Db>,
         group: &Group<Db>,
         winners: &[usize],
+        taken_back: &mut Vec<usize>,
     ) -> Called {
         let attempt = |member: &usize| Attempt {
             job: &group.members[*member].job,
@@ -680,26 +710,46 @@ impl<Db: InboxDatabase> Shared<Db> {
             }
             return called;
         }
+        // After failures, each message can be taken back alone, which costs the others nothing.
+        let is_careful = group.handler.sharing().is_careful();
         for member in winners {
+            if is_careful
+                && let Err(error) = limited(STATEMENT_LIMIT, "a savepoint", session.step()).await
+            {
+                // Perhaps the handler before left the transaction unusable: each alone will tell.
+                return Called::Misconfigured(error.text());
+            }
             let attempt = attempt(member);
             let incoming = [attempt.incoming(1, &self.state)];
             let calling = self.call(session, &group.handler, &incoming);
             let called = calling.instrument(attempt.span()).await;
             self.hook.reach(Step::AfterHandler, group.id(*member));
-            if !matches!(called, Called::Succeeded) {
+            if matches!(called, Called::Succeeded) {
+                continue;
+            }
+            if !is_careful || !called.is_of_its_message_alone(session) {
                 return called;
             }
+            let taking_back = session.take_back(group.key(*member));
+            if limited(STATEMENT_LIMIT, "a savepoint", taking_back)
+                .await
+                .is_err()
+            {
+                return called;
+            }
+            taken_back.push(*member);
         }
         Called::Succeeded
     }
 }
 
 /// Members of a group in one transaction, which won at least one claim.
-struct Part<'a> {
+struct Part {
     size: usize,
-    is_duplicate: &'a [bool],
-    /// A member whose claim was made, and what recognises that transaction: one stands for all.
-    won: Option<(usize, String)>,
+    /// Those that have no claim in it: duplicates, and what was taken back.
+    stands_apart: Vec<bool>,
+    /// What recognises the transaction by the claim of a member: one stands for all.
+    marks: Vec<Option<String>>,
 }
 
 /// The claims of what comes next.

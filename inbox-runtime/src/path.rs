@@ -177,6 +177,20 @@ pub(crate) enum Called {
     CutOff,
 }
 
+impl Called {
+    /// Whether the message, and neither its neighbours nor the database, is to blame, so that the transaction can go
+    /// on without it.
+    pub(crate) fn is_of_its_message_alone<Db: InboxDatabase>(&self, session: &Session<Db>) -> bool {
+        match self {
+            Self::Failed(error) => {
+                matches!(session.cause_of(error), None | Some(ErrorClass::Statement))
+            }
+            Self::Undecodable(_) | Self::Misconfigured(_) | Self::Panicked(_) => true,
+            Self::Succeeded | Self::SomeUndecodable(_) | Self::TimedOut | Self::CutOff => false,
+        }
+    }
+}
+
 /// The answer to our COMMIT.
 enum Committed {
     Yes,

@@ -97,7 +97,8 @@ impl PerTransaction {
     }
 }
 
-/// How many messages of a handler may share a transaction: more while that goes well, fewer after it did not.
+/// How many messages of a handler may share a transaction: more while that goes well, one after
+/// they stood in each other's way, and with a savepoint each after one of them failed.
 ///
 /// What is read and written here is a guess about the future, so nothing depends on the order of the accesses.
 #[derive(Debug)]
@@ -106,17 +107,22 @@ pub(crate) struct Sharing {
     now: AtomicUsize,
     /// Messages to go one at a time before sharing is tried again.
     alone: AtomicUsize,
+    /// Messages to be taken back one at a time, should they fail.
+    careful: AtomicUsize,
 }
 
 impl Sharing {
     /// How many messages go alone after transactions stood in each other's way, which costs a second in a deadlock.
     const AFTER_A_CONFLICT: usize = 2000;
+    /// For how many messages a savepoint each costs less than the next failure in a shared transaction would.
+    const AFTER_A_FAILURE: usize = 200;
 
     const fn new(most: PerTransaction) -> Self {
         Self {
             most,
             now: AtomicUsize::new(1),
             alone: AtomicUsize::new(0),
+            careful: AtomicUsize::new(0),
         }
     }
 
@@ -137,6 +143,11 @@ impl Sharing {
     pub(crate) fn note_end(&self, messages: usize, is_quick: bool) {
         if self.most.most() == 1 {
             return;
+        }
+        let careful = self.careful.load(Ordering::Relaxed);
+        if careful > 0 {
+            self.careful
+                .store(careful.saturating_sub(messages), Ordering::Relaxed);
         }
         let alone = self.alone.load(Ordering::Relaxed);
         if alone > 0 {
@@ -164,9 +175,13 @@ impl Sharing {
                 .fetch_max(Self::AFTER_A_CONFLICT, Ordering::Relaxed);
             self.now.store(1, Ordering::Relaxed);
         } else {
-            // Half the messages meet a failing one half as often.
-            self.now.store((self.now() / 2).max(1), Ordering::Relaxed);
+            self.careful.store(Self::AFTER_A_FAILURE, Ordering::Relaxed);
         }
+    }
+
+    /// Whether messages failed so recently that each gets a savepoint.
+    pub(crate) fn is_careful(&self) -> bool {
+        self.careful.load(Ordering::Relaxed) > 0
     }
 }
 

@@ -117,6 +117,21 @@ pub trait InboxDatabase: Database + sealed::Sealed {
         next: Option<&Claims<'_>>,
     ) -> impl Future<Output = (Sealed, Option<Result<Vec<Claimed>, sqlx::Error>>)> + Send;
 
+    /// Begins the work on the next message of several in the open transaction: from here on it can be
+    /// [taken back](InboxDatabase::take_back) alone.
+    fn step(
+        conn: &mut Self::Connection,
+        guard: &mut Self::Guard,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Takes back what was done since the last [`step`](InboxDatabase::step), and the claim of its message.
+    fn take_back(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        guard: &mut Self::Guard,
+        key: ClaimKey<'_>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
     /// Commits a transaction of our own bookkeeping.
     fn commit(
         conn: &mut Self::Connection,

@@ -44,6 +44,8 @@ pub struct PostgresStatements {
     is_dead: Statement,
     trace: Statement,
     withdraw: Statement,
+    /// The text around id, consumer and nonce that withdraws a claim and answers where it was.
+    withdraw_step: (String, &'static str, &'static str),
     dead_letter: Statement,
     dead_letter_beside: Statement,
     record_failure: Statement,
@@ -87,6 +89,8 @@ pub struct PostgresGuard {
     /// Where the claims' rows lie (an array of their `ctid`s, digits and punctuation), by which the fence finds
     /// them.
     claim_rows: String,
+    /// The savepoint of the message in work, where each has one.
+    step: Option<String>,
 }
 
 /// What a session runs as prepared statements.
@@ -398,6 +402,60 @@ impl InboxDatabase for Postgres {
             }
         };
         (Sealed::Committed, claimed)
+    }
+
+    async fn step(conn: &mut PgConnection, guard: &mut PostgresGuard) -> Result<(), sqlx::Error> {
+        let text = match &guard.step {
+            Some(last) => format!("RELEASE SAVEPOINT {last}; SAVEPOINT {last}"),
+            None => {
+                let first = format!("inbox_step_{:016x}", fastrand::u64(..));
+                let text = format!("SAVEPOINT {first}");
+                guard.step = Some(first);
+                text
+            }
+        };
+        run(conn, text).await
+    }
+
+    async fn take_back(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        guard: &mut PostgresGuard,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        let step = guard.step.as_deref().unwrap_or_default();
+        let nonce = Nonce::new();
+        let mut text = format!("ROLLBACK TO SAVEPOINT {step}; {}; ", statements.own_role);
+        let (before, between, after) = &statements.withdraw_step;
+        text.push_str(before);
+        write_hex(&mut text, key.message_id.as_bytes());
+        text.push_str(between);
+        write_hex(&mut text, key.consumer.as_bytes());
+        text.extend([after, nonce.as_str(), "', ctid)"]);
+        let answers = Answers::of(conn, text).await;
+        if let Some(error) = answers.error {
+            return Err(error);
+        }
+        let [row] = answers.rows.as_slice() else {
+            return Err(garbled());
+        };
+        // The fence proves the others alone.
+        let place = format!("\"{}\"", nonce.answer(row).ok_or_else(garbled)?);
+        let mut rest = String::with_capacity(guard.claim_rows.len());
+        rest.push('{');
+        let places = guard.claim_rows.trim_matches(['{', '}']);
+        for other in places.split_inclusive(")\"") {
+            let other = other.trim_start_matches(',');
+            if other != place {
+                if rest.len() > 1 {
+                    rest.push(',');
+                }
+                rest.push_str(other);
+            }
+        }
+        rest.push('}');
+        guard.claim_rows = rest;
+        Ok(())
     }
 
     async fn commit(conn: &mut PgConnection, guard: &mut PostgresGuard) -> Result<(), sqlx::Error> {
@@ -792,6 +850,7 @@ impl PostgresStatements {
         nonce: &Nonce,
         rows: Vec<PgRow>,
     ) -> Result<Vec<Claimed>, sqlx::Error> {
+        guard.step = None;
         guard.claim_rows.clear();
         guard.claim_rows.push('{');
         let mut answers = Vec::with_capacity(claims.claims.len());
@@ -984,6 +1043,14 @@ impl PostgresStatements {
             ),
             trace: Statement::new(format!("SELECT xmin::text FROM {processed} WHERE {key}")),
             withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
+            withdraw_step: (
+                format!(
+                    "DELETE FROM {processed} WHERE (message_id, consumer_name) OPERATOR(pg_catalog.=) \
+                     (pg_catalog.convert_from(pg_catalog.decode('"
+                ),
+                "', 'hex'), 'UTF8'::pg_catalog.name), pg_catalog.convert_from(pg_catalog.decode('",
+                "', 'hex'), 'UTF8'::pg_catalog.name)) RETURNING pg_catalog.concat_ws(' ', '",
+            ),
             dead_letter: Statement::new(format!(
                 "{keep_dead_letter} \
                  ON CONFLICT (entry_key) DO UPDATE SET replayed_at = NULL, reason = excluded.reason, \

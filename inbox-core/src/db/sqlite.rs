@@ -58,6 +58,8 @@ pub struct SqliteGuard {
     interrupted: Arc<AtomicBool>,
     /// The name of the savepoint that proves the transaction, new for each.
     fence: String,
+    /// The savepoint of the message in work, where each has one.
+    step: Option<String>,
     /// `busy_timeout` as the pool handed the session out, in milliseconds.
     busy_timeout: i64,
     /// The temporary tables, views and triggers that the session had then.
@@ -180,6 +182,7 @@ impl InboxDatabase for Sqlite {
             armed,
             interrupted,
             fence: String::new(),
+            step: None,
             busy_timeout,
             temporary,
             settings,
@@ -226,6 +229,7 @@ impl InboxDatabase for Sqlite {
         for claim in claims.claims {
             answers.push(statements.claim(conn, claim).await?);
         }
+        guard.step = None;
         // A name that no handler can have chosen: COMMIT and BEGIN, or a rollback, lose it.
         guard.fence = format!("inbox_fence_{:016x}", fastrand::u64(..));
         execute(conn, format!("SAVEPOINT {}", guard.fence)).await?;
@@ -265,6 +269,27 @@ impl InboxDatabase for Sqlite {
             ),
             _ => (sealed, None),
         }
+    }
+
+    async fn step(conn: &mut SqliteConnection, guard: &mut SqliteGuard) -> Result<(), sqlx::Error> {
+        match &guard.step {
+            Some(last) => execute(conn, format!("RELEASE {last}")).await?,
+            None => guard.step = Some(format!("inbox_step_{:016x}", fastrand::u64(..))),
+        }
+        let step = guard.step.as_deref().unwrap_or_default();
+        execute(conn, format!("SAVEPOINT {step}")).await
+    }
+
+    async fn take_back(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        guard: &mut SqliteGuard,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        let step = guard.step.as_deref().unwrap_or_default();
+        execute(conn, format!("ROLLBACK TO {step}")).await?;
+        // A temporary trigger of a handler is gone with what it did.
+        Self::withdraw_claim(conn, statements, key).await
     }
 
     async fn commit(

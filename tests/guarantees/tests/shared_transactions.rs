@@ -186,6 +186,44 @@ on_each_database! {
         }
     }
 
+    /// The first failure is found out by running the others alone; those soon after it are taken back alone.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn failures_soon_after_another_run_no_neighbour_again() {
+        for step in [Step::Fail("out of stock"), Step::Panic("index out of bounds"), run("SELECT nothing")] {
+            let failing: Vec<String> = (20..MANY).step_by(7).map(id).collect();
+            let script = failing.iter().fold(Script::default(), |script, id| script.always(id, [step.clone()]));
+            let crowd = crowd(script).await;
+            assert!(crowd.steps.most_in_one_transaction() > 1, "nothing was shared");
+            assert_eq!(crowd.sandbox.dead_letters().await, vec!["attempts_exhausted"; failing.len()]);
+            let mut again = 0;
+            for id in (0..MANY).map(id) {
+                let stored = i64::from(!failing.contains(&id));
+                assert_eq!(crowd.sandbox.ledger_rows(&id).await, stored, "{id}");
+                assert_eq!(crowd.sandbox.claims(&id).await, stored, "{id}");
+                assert_eq!(crowd.stage.acks(&id), 1, "{id}");
+                if stored == 1 {
+                    again += crowd.stage.script.runs(&id) - 1;
+                }
+            }
+            let stored = i64::try_from(MANY - failing.len()).unwrap();
+            assert_eq!(crowd.sandbox.balance("acc-1").await, 100 * stored);
+            assert!(again < 16, "{again} runs of neighbours for {} failures", failing.len());
+            crowd.stage.stop().await;
+        }
+    }
+
+    /// In a transaction from which a message was taken back before.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_handler_that_rolls_back_for_all_is_found_out_among_savepoints() {
+        let script = Script::default()
+            .once("m-20", [Step::Fail("not yet")])
+            .once("m-58", [Step::Fail("not yet")])
+            .always("m-60", [swallow("ROLLBACK")]);
+        let crowd = crowd(script).await;
+        crowd.harmed_nobody(&["attempts_exhausted"]).await;
+        crowd.stage.stop().await;
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn a_message_that_is_rejected_costs_its_neighbours_nothing() {
         let crowd = Crowd::of(rejects::handler(), Script::default(), 16).await;
@@ -277,6 +315,37 @@ mod on_postgres {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_swallowed_error_is_found_out_alone() {
         let crowd = crowd(Script::default().always("m-60", [swallow("SELECT 1/0")])).await;
+        crowd.harmed_nobody(&["attempts_exhausted"]).await;
+        crowd.stage.stop().await;
+    }
+
+    /// What was taken back before the COMMIT has no claim in it, and goes on; the others are told.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_handler_commits_among_savepoints_is_told_and_nobody_is_lost() {
+        for steps in [
+            vec![run("COMMIT")],
+            vec![run("COMMIT AND CHAIN")],
+            vec![run("COMMIT"), Step::Fail("out of stock")],
+            vec![run("COMMIT"), run("BEGIN"), Step::Fail("out of stock")],
+        ] {
+            let script = (50..60)
+                .fold(Script::default(), |script, number| {
+                    script.once(&id(number), [Step::Fail("not yet")])
+                })
+                .once("m-20", [Step::Fail("not yet")])
+                .always("m-60", steps);
+            let crowd = crowd(script).await;
+            crowd.lost_nobody().await;
+            crowd.stage.stop().await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_swallowed_error_is_found_out_among_savepoints() {
+        let script = Script::default()
+            .once("m-20", [Step::Fail("not yet")])
+            .always("m-60", [swallow("SELECT 1/0")]);
+        let crowd = crowd(script).await;
         crowd.harmed_nobody(&["attempts_exhausted"]).await;
         crowd.stage.stop().await;
     }
