@@ -12,8 +12,9 @@ use tokio::task::JoinHandle;
 
 /// COMMIT at the end of a simple query, and as its completion tag has it.
 const COMMIT: &[u8] = b"COMMIT\0";
-/// COMMIT with the next transaction behind it.
+/// COMMIT with the next transaction behind it, of messages when a fence is before it, and else of what prepares a session.
 const COMMIT_AND_GO_ON: &[u8] = b"COMMIT; RESET ALL";
+const FENCE: &[u8] = b"EXECUTE inbox_fence";
 /// What only work on a message has; until then a session is being prepared.
 const WORK: &[u8] = b"EXECUTE inbox_";
 
@@ -168,8 +169,10 @@ async fn requests(
 ) -> std::io::Result<()> {
     let mut held = control.holding.subscribe();
     let mut work = Finder::of(WORK);
-    let mut finders = [Finder::of(COMMIT), Finder::of(COMMIT_AND_GO_ON)];
-    let mut works = false;
+    let mut fence = Finder::of(FENCE);
+    let mut last_commit = Finder::of(COMMIT);
+    let mut commit_and_go_on = Finder::of(COMMIT_AND_GO_ON);
+    let (mut works, mut fenced) = (false, false);
     let mut buffer = [0; 8192];
     loop {
         let n = from.read(&mut buffer).await?;
@@ -178,11 +181,11 @@ async fn requests(
         }
         let _ = held.wait_for(|holding| !holding).await;
         works |= work.complete_in(&buffer[..n]);
-        let mut commits = false;
-        for commit in &mut finders {
-            commits |= commit.complete_in(&buffer[..n]);
-        }
-        if works && commits {
+        fenced |= fence.complete_in(&buffer[..n]);
+        let commits_last = last_commit.complete_in(&buffer[..n]) && works;
+        let goes_on = commit_and_go_on.complete_in(&buffer[..n]) && fenced;
+        if commits_last || goes_on {
+            fenced = false;
             let strike = {
                 let mut plan = control.plan();
                 let next = (!plan.at_commit.is_empty()).then(|| plan.at_commit.remove(0));
