@@ -162,7 +162,7 @@ on_each_database! {
         let sandbox = Db::fresh(10).await;
         let refused = Inbox::builder(sandbox.pool.clone()).build().await.unwrap_err();
         assert_eq!(refused.problems().len(), 2, "{refused}");
-        assert_told(&refused, &["no handler", ".serve("]);
+        assert_told(&refused, &["no handler", ".register("]);
         assert_told(&refused, &["no source", ".source("]);
     }
 
