@@ -22,6 +22,8 @@ pub enum Event {
         /// The broker's flag.
         redelivered: bool,
     },
+    /// So many settles are asked for; the broker may replace their deliveries before it answers.
+    Settling(usize),
     /// A delivery was settled.
     Settled {
         /// The message.
@@ -126,7 +128,8 @@ impl Record {
             match event {
                 Event::Opened(_) => (now, most) = (0, 0),
                 Event::Delivered { .. } => now += 1,
-                Event::Settled { .. } => now = now.saturating_sub(1),
+                Event::Settling(deliveries) => now = now.saturating_sub(*deliveries),
+                Event::Settled { .. } => {}
             }
             most = most.max(now);
         }
@@ -244,6 +247,7 @@ impl Settle for RecordedSettle {
                 })
                 .collect()
         };
+        self.record.add(Event::Settling(asked.len()));
         let answers = self.settle.settle(verdicts).await;
         for ((id, verdict, at), answer) in asked.into_iter().zip(&answers) {
             self.record.add(Event::Settled {
