@@ -76,6 +76,7 @@ pub struct InboxBuilder<Db: InboxDatabase> {
     concurrency: Option<usize>,
     prefetch: Option<usize>,
     messages_per_transaction: Option<usize>,
+    share_at_once: bool,
     claim_wait: Duration,
     commit_wait: Duration,
     grace: Duration,
@@ -109,6 +110,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             concurrency: None,
             prefetch: None,
             messages_per_transaction: None,
+            share_at_once: false,
             claim_wait: Duration::from_secs(5),
             commit_wait: Duration::from_secs(30),
             grace: Duration::from_secs(25),
@@ -273,6 +275,13 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         self
     }
 
+    /// Lets as many messages share a transaction from the start as otherwise do when that has gone well for a while.
+    #[cfg(feature = "testing")]
+    pub const fn share_at_once(mut self) -> Self {
+        self.share_at_once = true;
+        self
+    }
+
     /// Calls `hook` at each step of the path with the message id.
     #[cfg(feature = "testing")]
     pub fn on_step(
@@ -335,9 +344,11 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
     /// How many messages may share a transaction.
     fn sharing(&self, concurrency: usize) -> PerTransaction {
         let unordered = if concurrency == 1 { SHARING } else { 1 };
+        let ordered = self.messages_per_transaction.unwrap_or(SHARING);
         PerTransaction {
-            ordered: self.messages_per_transaction.unwrap_or(SHARING),
+            ordered,
             unordered: self.messages_per_transaction.unwrap_or(unordered),
+            at_first: if self.share_at_once { ordered } else { 1 },
         }
     }
 

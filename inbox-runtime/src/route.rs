@@ -84,12 +84,15 @@ pub(crate) struct PerTransaction {
     /// Where messages with the same order key go to the same worker, so that transactions seldom meet.
     pub(crate) ordered: usize,
     pub(crate) unordered: usize,
+    /// Before anything is known of how it goes.
+    pub(crate) at_first: usize,
 }
 
 impl PerTransaction {
     const ONE: Self = Self {
         ordered: 1,
         unordered: 1,
+        at_first: 1,
     };
 
     pub(crate) fn most(self) -> usize {
@@ -120,7 +123,7 @@ impl Sharing {
     const fn new(most: PerTransaction) -> Self {
         Self {
             most,
-            now: AtomicUsize::new(1),
+            now: AtomicUsize::new(most.at_first),
             alone: AtomicUsize::new(0),
             careful: AtomicUsize::new(0),
         }
