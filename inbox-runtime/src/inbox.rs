@@ -41,7 +41,8 @@ pub(crate) type Routed<Db> = (Arc<dyn Source>, Arc<Route<Db>>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stopped {
-    /// Deliveries handed back without having been started, or while they waited for another try.
+    /// Deliveries handed back without having been started, while they waited for another try, or with a transaction
+    /// that several shared and whose handler was cut off.
     pub handed_back: usize,
     /// Handlers that were still running at the end of the grace period, and were rolled back.
     pub cut_off: usize,
@@ -62,7 +63,7 @@ impl<Db: InboxDatabase> Inbox<Db> {
         InboxBuilder::new(pool)
     }
 
-    /// Consumes and processes until `shutdown` completes, then stops gracefully: no new handler starts, running
+    /// Consumes and processes until `shutdown` completes, then stops gracefully: no new transaction starts, running
     /// ones get the grace period, what was not started is handed back.
     ///
     /// The workers are tasks of their own, so dropping this future cuts nothing in half: it means a shutdown
