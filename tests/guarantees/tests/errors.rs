@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use inbox_guarantees::dispatch::{assert_runs, runs};
 use inbox_guarantees::script::{Script, Stage, Step, run, swallow};
 use inbox_guarantees::{
     OrderPlaced, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database, order,
@@ -40,7 +41,7 @@ on_each_database! {
         let stage = Stage::start(&sandbox.pool, script, charge::handler(), |builder| builder).await;
         stage.publish("m-1");
         stage.deliver("m-2").await;
-        assert_eq!(stage.script.runs("m-1"), 2, "max_attempts is 2");
+        assert_runs(stage.script.runs("m-1"), 2, "max_attempts is 2");
         assert_eq!(sandbox.dead_letters().await, ["attempts_exhausted"]);
         assert!(sandbox.dead_letter_texts().await[0].contains("COMMIT was refused"));
         assert_eq!(sandbox.ledger_rows("m-1").await + sandbox.claims("m-1").await, 0);
@@ -155,7 +156,7 @@ on_each_database! {
         }
         eventually("25 dead letters, and three that are tried on", || async {
             sandbox.dead_letters().await.len() == 25
-                && ids.iter().filter(|id| stage.script.runs(id) > 3).count() == 3
+                && ids.iter().filter(|id| stage.script.runs(id) > *runs(3).end()).count() == 3
         })
         .await;
         assert_eq!(sandbox.dead_letters().await.len(), 25);
@@ -235,14 +236,18 @@ mod on_postgres {
             !stage.verdicts("m-1").is_empty()
         })
         .await;
-        assert!(runs_before < 5, "m-2 waited for the retries of m-1");
+        assert!(
+            runs_before < *runs(5).end(),
+            "m-2 waited for the retries of m-1"
+        );
         assert!(
             matches!(stage.verdicts("m-1")[..], [Verdict::HandBack { delay: Some(delay) }] if delay > Duration::from_secs(1))
         );
         let starts = stage.script.starts("m-1");
-        assert_eq!(starts.len(), 5);
-        // Each wait is at least its step: 10, 20, 40, 80 ms.
-        for (n, pair) in starts.windows(2).enumerate() {
+        assert_runs(starts.len(), 5, "transient_runs is 5");
+        // Each wait is at least its step: 10, 20, 40, 80 ms. There is none before it is alone.
+        let alone = &starts[starts.len() - 5..];
+        for (n, pair) in alone.windows(2).enumerate() {
             assert!(
                 pair[1] - pair[0] >= Duration::from_millis(10 << n),
                 "wait {n} is too short"
@@ -345,7 +350,7 @@ mod on_postgres {
         let (sandbox, stage) = stage(Script::default().always("m-1", idle)).await;
         stage.publish("m-1");
         stage.deliver("m-2").await;
-        assert_eq!(stage.script.runs("m-1"), 2, "max_attempts is 2");
+        assert_runs(stage.script.runs("m-1"), 2, "max_attempts is 2");
         assert_eq!(sandbox.dead_letters().await, ["attempts_exhausted"]);
         assert_eq!(
             sandbox.ledger_rows("m-1").await + sandbox.claims("m-1").await,
