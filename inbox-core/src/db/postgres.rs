@@ -479,9 +479,14 @@ impl InboxDatabase for Postgres {
             ));
         }
         if guard.is_open {
-            // What follows on this session must get its own answers.
+            // What follows on this session must get its own answers, and find the prepared statements that driver and
+            // session know: a handler can have dropped them.
             let nonce = Nonce::new();
-            let answers = Answers::of(conn, format!("ROLLBACK; SELECT '{}'", nonce.as_str())).await;
+            let mut text = format!("ROLLBACK; SELECT '{}'", nonce.as_str());
+            if let Ok(fence) = guard.prepared.name(Query::Fence) {
+                text.extend([" WHERE 1 OPERATOR(pg_catalog.=) ", &counted(fence)]);
+            }
+            let answers = Answers::of(conn, text).await;
             if let Some(error) = answers.error {
                 return Err(error);
             }
@@ -571,11 +576,10 @@ impl InboxDatabase for Postgres {
         // for everything logged before it.
         let text = format!(
             "{settle}; BEGIN READ WRITE; {durable}SELECT '{nonce}' FROM pg_catalog.pg_logical_emit_message(true, 'inbox', '') \
-             WHERE 1 OPERATOR(pg_catalog.=) (SELECT 1 OPERATOR(pg_catalog./) pg_catalog.count(*) \
-             FROM pg_catalog.pg_prepared_statements WHERE name OPERATOR(pg_catalog.=) '{fence}'); COMMIT",
+             WHERE 1 OPERATOR(pg_catalog.=) (1 OPERATOR(pg_catalog./) {counted}); COMMIT",
             settle = statements.settle_session,
             durable = statements.flushing,
-            fence = guard.prepared.name(Query::Fence)?,
+            counted = counted(guard.prepared.name(Query::Fence)?),
             nonce = nonce.as_str(),
         );
         guard.is_open = true;
@@ -1071,6 +1075,14 @@ impl PostgresStatements {
             idle_limit: effective.idle_limit,
         }
     }
+}
+
+/// How many prepared statements of this name the session has, as SQL: one, or none.
+fn counted(name: &str) -> String {
+    format!(
+        "(SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_statements \
+         WHERE name OPERATOR(pg_catalog.=) '{name}')"
+    )
 }
 
 /// Text that arrives as hex: digits mean the same whatever a handler did to the session's settings, and can be

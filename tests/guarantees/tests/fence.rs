@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use inbox_guarantees::dispatch::{assert_runs, is_shared};
+use inbox_guarantees::dispatch::{InBatches, assert_runs, is_shared};
 use inbox_guarantees::script::{Script, ScriptDatabase, Stage, Step, run, swallow};
 use inbox_guarantees::{
     OrderPlaced, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database, unique,
@@ -394,6 +394,16 @@ mod on_postgres {
             .await
             .refused(&["does not exist"])
             .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn prepared_statements_that_a_handler_drops_harm_no_neighbour_in_its_batch() {
+        let script = Script::default().always("m-1", [run("DEALLOCATE ALL")]);
+        let handler = InBatches(charge::handler());
+        let trial = Trial::of(Postgres::fresh(4).await, script, handler).await;
+        assert_eq!(trial.reasons("m-1").await, ["attempts_exhausted"]);
+        assert_eq!(trial.reasons("m-2").await, [""; 0]);
+        trial.common().await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
