@@ -26,6 +26,8 @@ pub struct Orders {
     pub die_at: Option<usize>,
     /// Wait at this step for [`Consumer::go`], by its number.
     pub wait_at: Option<usize>,
+    /// The handler is quick and more is fetched, so that messages wait and several can share a transaction.
+    pub under_load: bool,
     /// After its writes the handler runs a statement that takes a minute.
     pub long_statement: bool,
     /// Whoever makes this file is the first to enter the handler: it fails after 200 ms.
@@ -98,6 +100,25 @@ impl Consumer {
         assert_eq!(found, Ok(true), "no {line:?} after {:?}", self.said);
     }
 
+    /// Waits until the process has said `lines` more lines that begin with `start`.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    pub async fn until_many(&mut self, start: &str, lines: usize) {
+        let mut found = 0;
+        let waiting = async {
+            while found < lines
+                && let Ok(Some(said)) = self.output.next_line().await
+            {
+                found += usize::from(said.starts_with(start));
+                self.said.push(said);
+            }
+        };
+        let _ = tokio::time::timeout(PATIENCE, waiting).await;
+        assert_eq!(found, lines, "{start:?} after {:?}", self.said);
+    }
+
     /// Ends the wait at [`Orders::wait_at`].
     ///
     /// # Panics
@@ -108,14 +129,15 @@ impl Consumer {
         input.write_all(b"go\n").await.expect("it is gone");
     }
 
-    /// Kills the process by SIGKILL.
+    /// Kills the process by SIGKILL; what it said as far as that was waited for.
     ///
     /// # Panics
     ///
     /// When it was gone before.
-    pub async fn kill(mut self) {
+    pub async fn kill(mut self) -> Vec<String> {
         self.process.start_kill().expect("it was gone before");
         let _ = self.process.wait().await;
+        self.said
     }
 
     /// Waits until it has died by SIGKILL of its own.

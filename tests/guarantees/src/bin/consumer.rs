@@ -21,6 +21,9 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// Copies of a message that one process works on at a time.
 const PREFETCH: usize = 8;
 
+/// The same where many messages wait.
+const PREFETCH_UNDER_LOAD: usize = 24;
+
 on_each_database! {
     /// Books as the cases have it.
     #[inbox_handler(consumer = "billing")]
@@ -37,7 +40,7 @@ on_each_database! {
             sqlx::query::<Db>(long_statement(<Db as sqlx::Database>::NAME)).execute(&mut *tx).await?;
         }
         // Long enough for the others to meet the claim.
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        tokio::time::sleep(Duration::from_millis(if orders.under_load { 2 } else { 200 })).await;
         if let Some(file) = &orders.first_fails
             && std::fs::File::create_new(file).is_ok()
         {
@@ -77,7 +80,7 @@ on_each_database! {
         let inbox = Inbox::builder(pool)
             .source("orders", broker.queue(&orders.queue))
             .state(Arc::clone(&orders))
-            .prefetch(PREFETCH)
+            .prefetch(if orders.under_load { PREFETCH_UNDER_LOAD } else { PREFETCH })
             .claim_wait(Duration::from_secs(5))
             .on_step(hook);
         let inbox = if orders.notifications {

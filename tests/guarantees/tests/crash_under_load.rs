@@ -1,0 +1,107 @@
+//! Processes that are killed again and again while they have many messages in their hands, several of them in one
+//! transaction where the way of dispatch has that: each message has its effect once.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // What goes wrong here has to fail the test.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use inbox_guarantees::child::{Consumer, Orders};
+use inbox_guarantees::rabbitmq::TestQueue;
+use inbox_guarantees::{Sandbox, TestDatabase, dispatch, environment, eventually, order};
+use inbox_runtime::brokers::QueueKind;
+use sqlx::{Postgres, Sqlite};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_consumer");
+
+/// How often two processes are started and killed.
+const ROUNDS: usize = 10;
+
+/// Messages published before each round; every fourth comes twice.
+const MESSAGES: usize = 30;
+
+/// A process that has committed so many is killed at the latest. One of the two gets there: they have 30 or more.
+const COMMITS: usize = 12;
+
+/// What both processes said in all rounds, as far as it was read.
+type Said = Vec<Vec<String>>;
+
+async fn killed_at_random_moments<Db: TestDatabase>() -> (Sandbox<Db>, Said) {
+    let sandbox = Db::fresh(5).await;
+    let queue = TestQueue::new(QueueKind::Quorum).await;
+    let orders = Orders {
+        database: sandbox.url.clone(),
+        amqp: environment("AMQP_URL"),
+        queue: queue.name.clone(),
+        under_load: true,
+        ..Orders::default()
+    };
+    let mut random = fastrand::Rng::with_seed(42);
+    let mut all_said = Said::new();
+    for round in 0..ROUNDS {
+        // Nobody consumes now: they wait together.
+        join_all((0..MESSAGES + MESSAGES.div_ceil(4)).map(|number| {
+            let original = if number < MESSAGES {
+                number
+            } else {
+                (number - MESSAGES) * 4
+            };
+            queue.publish(order(&format!("m-{round}-{original}")))
+        }))
+        .await;
+        let mut one = Consumer::start(PROGRAM, &orders);
+        let mut two = Consumer::start(PROGRAM, &orders);
+        let commits = random.usize(1..=COMMITS);
+        tokio::select! {
+            () = one.until_many("step 5 ", commits) => {}
+            () = two.until_many("step 5 ", commits) => {}
+        }
+        for consumer in [one, two] {
+            tokio::time::sleep(Duration::from_micros(random.u64(..5_000))).await;
+            all_said.push(consumer.kill().await);
+        }
+    }
+
+    let last = Consumer::start(PROGRAM, &orders);
+    let messages = i64::try_from(ROUNDS * MESSAGES).unwrap();
+    eventually("every message has its effect", || async {
+        sandbox.ledger_total().await >= messages && queue.seen().await.ready == 0
+    })
+    .await;
+    last.stop().await;
+    assert_eq!(queue.left().await, 0, "what has its effect is acked");
+
+    assert_eq!(sandbox.ledger_total().await, messages);
+    let ids = "SELECT count(DISTINCT msg_id) FROM ledger";
+    assert_eq!(Db::number(&sandbox.pool, ids).await, messages);
+    assert_eq!(sandbox.claims_total().await, messages);
+    assert_eq!(sandbox.balance("acc-1").await, 100 * messages);
+    assert_eq!(sandbox.dead_letters().await, [""; 0]);
+    let counted = "SELECT count(*) FROM inbox_attempts";
+    assert_eq!(Db::number(&sandbox.pool, counted).await, 0);
+    (sandbox, all_said)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_messages_in_processes_killed_at_random_moments_are_stored_once_on_postgres() {
+    let (sandbox, _) = killed_at_random_moments::<Postgres>().await;
+    let shared = "SELECT count(*) FROM (SELECT xmin::text FROM ledger GROUP BY 1 HAVING count(*) > 1) AS shared";
+    let shared = Postgres::number(&sandbox.pool, shared).await;
+    assert!(
+        shared > 10 || !dispatch::is_shared(),
+        "{shared} transactions with several messages prove little"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_messages_in_processes_killed_at_random_moments_are_stored_once_on_sqlite() {
+    let (_sandbox, said) = killed_at_random_moments::<Sqlite>().await;
+    // With one worker, what comes before a commit twice in a row has that commit in common.
+    let is_before_commit = |line: &String| line.starts_with("step 4 ");
+    let together = |said: &Vec<String>| said.windows(2).any(|two| two.iter().all(is_before_commit));
+    let shared = said.iter().filter(|said| together(said)).count();
+    assert!(
+        shared > 2 || !dispatch::is_shared(),
+        "{shared} processes with shared transactions prove little"
+    );
+}
