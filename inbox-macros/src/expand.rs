@@ -1,12 +1,11 @@
 //! The model as code. Nothing can fail here.
 
-use crate::model::{Handler, Parameters};
+use crate::model::{Handler, Parameters, Placed, Transaction};
 use crate::path::Root;
 use crate::{companion, spec, types};
-use proc_macro2::{Ident, Span, TokenStream};
-use quote::{format_ident, quote, quote_spanned};
-use syn::Type;
-use syn::spanned::Spanned;
+use proc_macro2::{Ident, Punct, Spacing, Span, TokenStream};
+use quote::{ToTokens, TokenStreamExt as _, format_ident, quote, quote_spanned};
+use syn::Token;
 
 /// Input: `async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>, rates: State<Rates>) -> Result<(), E>`
 ///
@@ -75,27 +74,12 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
         args,
         ..
     } = handler;
-    let transaction = &parameters.transaction;
     // A wrong transaction type is found in each of the places below. rustc reports it once if all of them lie where
     // the type does, from its first token to its last: stable Rust cannot join the two spans.
-    let (first, last) = ends(transaction);
+    let Transaction { first, last, .. } = parameters.transaction;
     let at = root.at(first);
-    let projected = glued(
-        quote_spanned!(first=> <#transaction as #at::__private::HandlerTx>::),
-        quote_spanned!(last=> Db),
-    );
-    let database = glued(
-        quote_spanned!(first=> type),
-        quote_spanned!(last=> Db = #projected;),
-    );
-    let lent = glued(
-        quote_spanned!(first=> &'a mut #at::__private::Tx<Self::),
-        quote_spanned!(last=> Db>),
-    );
-    let future = glued(
-        quote_spanned!(first=> #at::__private::HandlerFuture<'a),
-        quote_spanned!(last=> >),
-    );
+    let database = in_role(&parameters.transaction, "HandlerTx", "Db", root);
+    let (db, close, end) = (Ident::new("Db", last), punct('>', last), punct(';', last));
     // The wrapper mentions the function.
     let deprecated = handler
         .is_deprecated
@@ -120,14 +104,14 @@ fn implementation(handler: &Handler<'_>, root: &Root) -> TokenStream {
         #deprecated
         #qualified
         #keyword #at::__private::Handler for #name {
-            #database
+            type #db = #database #end
             const SPEC: #at::__private::HandlerSpec = #spec;
             #requirements
             fn call<'a>(
                 &'a self,
                 #incoming: &'a [#at::__private::Incoming<'_>],
-                #tx: #lent,
-            ) -> #future {
+                #tx: &'a mut #at::__private::Tx<Self::#db #close,
+            ) -> #at::__private::HandlerFuture<'a #close {
                 #call
             }
         }
@@ -170,33 +154,64 @@ impl Roles {
 
 /// Output: `<OrderPlaced as Message>::decode`, all of it where the type stands. So a wrong type is one error, under the
 /// user's own tokens.
-fn in_role(ty: &Type, role: &str, function: &str, root: &Root) -> TokenStream {
-    let place = ty.span();
-    let at = root.at(place);
-    let (role, function) = (Ident::new(role, place), Ident::new(function, place));
-    quote_spanned!(place=> <#ty as #at::__private::#role>::#function)
+fn in_role<'a, T: Placed>(
+    ty: &'a T,
+    role: &'static str,
+    item: &'static str,
+    root: &'a Root,
+) -> InRole<'a, T> {
+    InRole {
+        ty,
+        role,
+        item,
+        root,
+    }
 }
 
-fn glued(mut start: TokenStream, end: TokenStream) -> TokenStream {
-    start.extend(end);
-    start
+/// Written token by token into what is around it: a stream of its own is several calls into the compiler.
+struct InRole<'a, T> {
+    ty: &'a T,
+    role: &'static str,
+    item: &'static str,
+    root: &'a Root,
 }
 
-/// Where the tokens begin and where they end.
-fn ends(tokens: &TokenStream) -> (Span, Span) {
-    let mut tokens = tokens.clone().into_iter().map(|token| token.span());
-    let first = tokens.next().unwrap_or_else(Span::call_site);
-    (first, tokens.last().unwrap_or(first))
+impl<T: Placed> ToTokens for InRole<'_, T> {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        let (first, last) = self.ty.ends();
+        tokens.append(punct('<', first));
+        self.ty.to_tokens(tokens);
+        tokens.append(Ident::new("as", first));
+        self.root.at(first).to_tokens(tokens);
+        for name in ["__private", self.role] {
+            separator(first, tokens);
+            tokens.append(Ident::new(name, first));
+        }
+        tokens.append(punct('>', first));
+        separator(first, tokens);
+        tokens.append(Ident::new(self.item, last));
+    }
+}
+
+fn punct(sign: char, place: Span) -> Punct {
+    let mut punct = Punct::new(sign, Spacing::Alone);
+    punct.set_span(place);
+    punct
+}
+
+fn separator(place: Span, tokens: &mut TokenStream) {
+    Token![::](place).to_tokens(tokens);
 }
 
 /// What `build()` must be able to provide, asked once.
 fn requirements(parameters: &Parameters<'_>, roles: &Roles, root: &Root) -> TokenStream {
-    let place = parameters.transaction.span();
+    let place = parameters.transaction.first;
     let at = root.at(place);
     let needs = Ident::new("__needs", Span::mixed_site());
     let asked = parameters.extractors.iter().map(|extractor| {
-        let requirements = in_role(extractor, roles.extractor, "requirements", root);
-        quote_spanned!(extractor.span()=> #requirements(#needs);)
+        let asked = in_role(*extractor, roles.extractor, "requirements", root);
+        let (place, _) = extractor.ends();
+        quote_spanned!(place=> #asked(#needs);)
     });
     quote_spanned! {place=>
         fn requirements(#needs: &mut #at::__private::Requirements) {
@@ -228,21 +243,14 @@ fn call(handler: &Handler<'_>, root: &Root, incoming: &Ident, tx: &Ident) -> Tok
         ..
     } = handler;
     let roles = Roles::of(handler);
-    let decode = in_role(message, roles.message, roles.decode, root);
-
+    let decode = in_role(*message, roles.message, roles.decode, root);
     // From the runtime's transaction to the type that the user wrote. A wrong type fails here and not once more as
     // mismatched types in the call.
-    let (first, last) = ends(transaction);
-    let at = root.at(first);
-    let lend = glued(
-        quote_spanned!(first=> <#transaction as #at::__private::HandlerTx>::),
-        quote_spanned!(last=> lend),
-    );
-
+    let lend = in_role(transaction, "HandlerTx", "lend", root);
     let extracts = extractors
         .iter()
-        .map(|extractor| in_role(extractor, roles.extractor, roles.extract, root));
-    let outcome = in_role(output, "HandlerOutcome", "into_outcome", root);
+        .map(|extractor| in_role(*extractor, roles.extractor, roles.extract, root));
+    let outcome = in_role(*output, "HandlerOutcome", "into_outcome", root);
 
     // A future that is not `Send` is reported at this call, and so under the name of the function.
     let place = name.span();
@@ -252,6 +260,7 @@ fn call(handler: &Handler<'_>, root: &Root, incoming: &Ident, tx: &Ident) -> Tok
         #at::__private::#begin(#incoming, #tx, #decode, #lend, #(#extracts,)* #name)
     };
     // A message that borrows from the payload is reported at this one.
-    let at = root.at(message.span());
-    quote_spanned!(message.span()=> #at::__private::run(#begun, #outcome))
+    let (place, _) = message.ends();
+    let at = root.at(place);
+    quote_spanned!(place=> #at::__private::run(#begun, #outcome))
 }

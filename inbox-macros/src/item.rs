@@ -28,7 +28,7 @@ impl HandlerFn {
             input.parse::<TokenStream>()?;
             Ok(parsed)
         };
-        match parser.parse2(without_body(ungrouped(item))) {
+        match parser.parse2(without_body(item)) {
             Ok(Ok(function)) => Some(function),
             Ok(Err(finding)) => {
                 diag.extend(finding);
@@ -64,20 +64,15 @@ impl HandlerFn {
     }
 }
 
-/// The item without the invisible group that a `$item:item` of a `macro_rules!` has around it.
-fn ungrouped(item: TokenStream) -> TokenStream {
-    let mut tokens = item.clone().into_iter();
-    match (tokens.next(), tokens.next()) {
-        (Some(TokenTree::Group(group)), None) if group.delimiter() == Delimiter::None => {
-            ungrouped(group.stream())
-        }
-        _ => item,
-    }
-}
-
-/// The item with an empty block for its body, which syn would copy token by token although nobody looks at it.
+/// The item without the invisible group that a `$item:item` of a `macro_rules!` has around it, and with an empty block
+/// for its body, which syn would copy token by token although nobody looks at it.
 fn without_body(item: TokenStream) -> TokenStream {
     let mut tokens: Vec<TokenTree> = item.into_iter().collect();
+    if let [TokenTree::Group(group)] = tokens.as_slice()
+        && group.delimiter() == Delimiter::None
+    {
+        return without_body(group.stream());
+    }
     if let Some(TokenTree::Group(body)) = tokens.last_mut()
         && body.delimiter() == Delimiter::Brace
     {

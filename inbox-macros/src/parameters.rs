@@ -2,7 +2,7 @@
 
 use crate::companion;
 use crate::diag::{Diagnostics, Finding};
-use crate::model::Parameters;
+use crate::model::{Parameters, Transaction};
 use crate::types;
 use quote::{ToTokens, quote};
 use syn::{FnArg, Pat, PatType, Signature, Type};
@@ -51,9 +51,9 @@ pub(crate) fn by_role<'f>(
         }
         [message, transaction, extractors @ ..] => Some(Parameters {
             message: &message.ty,
-            transaction: types::without_elided(
+            transaction: Transaction::new(types::without_elided(
                 types::reference(&transaction.ty)?.elem.to_token_stream(),
-            ),
+            )),
             extractors: extractors.iter().map(|extractor| &*extractor.ty).collect(),
         }),
     }

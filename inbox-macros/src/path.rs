@@ -6,7 +6,7 @@ use crate::values::literal;
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{Expr, Path};
+use syn::{Expr, Path, Token};
 
 /// An absolute path to `inbox-core`, `inbox-runtime` or a re-export of one of them.
 pub(crate) enum Root {
@@ -61,14 +61,30 @@ impl Root {
     }
 
     /// The path, located at `span`, so that an error in generated code appears there.
-    pub(crate) fn at(&self, span: Span) -> TokenStream {
+    pub(crate) fn at(&self, span: Span) -> At {
         match self {
-            Self::Crate(name) => {
-                let name = Ident::new(name, span);
-                quote_spanned!(span=> ::#name)
-            }
-            Self::Given(_) => Ident::new(IMPORTED, span).into_token_stream(),
+            Self::Crate(name) => At {
+                colons: Some(Token![::](span)),
+                name: Ident::new(name, span),
+            },
+            Self::Given(_) => At {
+                colons: None,
+                name: Ident::new(IMPORTED, span),
+            },
         }
+    }
+}
+
+/// The path in one place.
+pub(crate) struct At {
+    colons: Option<Token![::]>,
+    name: Ident,
+}
+
+impl ToTokens for At {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        self.colons.to_tokens(tokens);
+        self.name.to_tokens(tokens);
     }
 }
 

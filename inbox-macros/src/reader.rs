@@ -8,7 +8,7 @@ use quote::{ToTokens, quote};
 use syn::ext::IdentExt;
 use syn::parse::discouraged::Speculative;
 use syn::parse::{ParseStream, Parser};
-use syn::{Expr, Lit, Token, token};
+use syn::{Expr, ExprLit, Lit, LitStr, Token, token};
 
 /// Options one after another: those of the attribute, or those in the parentheses of one of them.
 pub(crate) struct Reader<'d, Set> {
@@ -172,6 +172,15 @@ pub(crate) fn value(
             Finding::new(quote!(#key #equals), format!("`{name}` needs a value"))
                 .help(format!("`{}`", option.example)),
         );
+    }
+    let ahead = input.fork();
+    // Most values are a string, which is read sooner than any expression.
+    if let Ok(lit) = ahead.parse::<LitStr>()
+        && ends(&ahead)
+    {
+        input.advance_to(&ahead);
+        let (attrs, lit) = (Vec::new(), Lit::Str(lit));
+        return Ok(Expr::Lit(ExprLit { attrs, lit }));
     }
     let ahead = input.fork();
     match ahead.parse::<Expr>() {

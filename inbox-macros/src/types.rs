@@ -3,7 +3,8 @@
 use proc_macro2::{Ident, Spacing, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::{
-    FnArg, GenericArgument, PatType, PathArguments, ReturnType, Signature, Type, TypeReference,
+    FnArg, GenericArgument, PatType, PathArguments, ReturnType, Signature, Type, TypePath,
+    TypeReference,
 };
 
 /// The type without parentheses and without the invisible groups that a `$t:ty` of a `macro_rules!` has around it.
@@ -112,9 +113,48 @@ pub(crate) fn typed(signature: &Signature) -> Vec<&PatType> {
         .collect()
 }
 
+/// Whether the type is made of paths, references and tuples alone, which most are: neither `_` nor `impl Trait` nor
+/// `Self` is in it.
+fn is_plain(ty: &Type) -> bool {
+    match ty {
+        Type::Path(TypePath {
+            qself: None, path, ..
+        }) => {
+            path.segments
+                .first()
+                .is_some_and(|first| first.ident != "Self")
+                && path
+                    .segments
+                    .iter()
+                    .all(|segment| match &segment.arguments {
+                        PathArguments::None => true,
+                        PathArguments::AngleBracketed(arguments) => {
+                            arguments.args.iter().all(|argument| match argument {
+                                GenericArgument::Type(ty) => is_plain(ty),
+                                GenericArgument::Lifetime(_) => true,
+                                _ => false,
+                            })
+                        }
+                        PathArguments::Parenthesized(_) => false,
+                    })
+        }
+        Type::Reference(reference) => is_plain(&reference.elem),
+        Type::Tuple(tuple) => tuple.elems.iter().all(is_plain),
+        _ => false,
+    }
+}
+
+/// What [`find`] finds in a type.
+fn search(ty: &Type, word: &str) -> Option<TokenStream> {
+    if is_plain(ty) {
+        return None;
+    }
+    find(ty.to_token_stream(), word)
+}
+
 /// The first `Self` in a type.
 pub(crate) fn self_in(ty: &Type) -> Option<TokenTree> {
-    find(ty.to_token_stream(), "Self")?.into_iter().next()
+    search(ty, "Self")?.into_iter().next()
 }
 
 /// Whether `Self` stands in a parameter or in the return type.
@@ -140,7 +180,7 @@ pub(crate) fn has_placeholder(signature: &Signature) -> bool {
         .into_iter()
         .map(|parameter| &parameter.ty)
         .chain(output)
-        .any(|ty| find(ty.to_token_stream(), "_").is_some())
+        .any(|ty| search(ty, "_").is_some())
 }
 
 /// Whether a transaction, or what one is taken from, is named anywhere in the type.
@@ -165,30 +205,28 @@ fn is_transaction(name: &str) -> bool {
 pub(crate) fn impl_trait(ty: &Type) -> Option<TokenStream> {
     let mut open = 0_usize;
     let mut after_dash = false;
-    let bounds = find(ty.to_token_stream(), "impl")?
-        .into_iter()
-        .take_while(|token| {
-            let TokenTree::Punct(punct) = token else {
-                after_dash = false;
-                return true;
-            };
-            let ends = match punct.as_char() {
-                ',' => open == 0,
-                '>' if after_dash => false,
-                '>' => {
-                    let ends = open == 0;
-                    open = open.saturating_sub(1);
-                    ends
-                }
-                '<' => {
-                    open += 1;
-                    false
-                }
-                _ => false,
-            };
-            after_dash = punct.as_char() == '-' && punct.spacing() == Spacing::Joint;
-            !ends
-        });
+    let bounds = search(ty, "impl")?.into_iter().take_while(|token| {
+        let TokenTree::Punct(punct) = token else {
+            after_dash = false;
+            return true;
+        };
+        let ends = match punct.as_char() {
+            ',' => open == 0,
+            '>' if after_dash => false,
+            '>' => {
+                let ends = open == 0;
+                open = open.saturating_sub(1);
+                ends
+            }
+            '<' => {
+                open += 1;
+                false
+            }
+            _ => false,
+        };
+        after_dash = punct.as_char() == '-' && punct.spacing() == Spacing::Joint;
+        !ends
+    });
     Some(bounds.collect())
 }
 
@@ -218,7 +256,7 @@ fn find(tokens: TokenStream, word: &str) -> Option<TokenStream> {
 
 /// The type with each `'_` written as `'static`, for places that have no lifetime to infer. Whether the type fits is
 /// decided by its other uses.
-pub(crate) fn without_elided(tokens: TokenStream) -> TokenStream {
+pub(crate) fn without_elided(tokens: TokenStream) -> Vec<TokenTree> {
     let mut in_lifetime = false;
     let rewrite = |token: TokenTree| match token {
         TokenTree::Ident(ident) if in_lifetime && ident == "_" => {
@@ -227,8 +265,8 @@ pub(crate) fn without_elided(tokens: TokenStream) -> TokenStream {
         }
         TokenTree::Group(group) => {
             in_lifetime = false;
-            let mut rewritten =
-                proc_macro2::Group::new(group.delimiter(), without_elided(group.stream()));
+            let stream = without_elided(group.stream()).into_iter().collect();
+            let mut rewritten = proc_macro2::Group::new(group.delimiter(), stream);
             rewritten.set_span(group.span());
             rewritten.into()
         }
