@@ -486,8 +486,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             other => {
                 let is_conflict = matches!(
                     &other,
-                    Called::Failed(error)
-                        if session.cause_of(error) == Some(ErrorClass::Transient)
+                    Called::Failed(failure) if failure.cause == Some(ErrorClass::Transient)
                 );
                 self.put_back(session).await;
                 return self.fall_back(group, &part, is_conflict).await;
@@ -727,7 +726,7 @@ impl<Db: InboxDatabase> Shared<Db> {
             if matches!(called, Called::Succeeded) {
                 continue;
             }
-            if !is_careful || !called.is_of_its_message_alone(session) {
+            if !is_careful || !called.is_of_its_message_alone() {
                 return called;
             }
             let taking_back = session.take_back(group.key(*member));

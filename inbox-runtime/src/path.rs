@@ -5,14 +5,15 @@
 //! back explicitly is dropped, which closes its connection and lets the server roll back.
 
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use inbox_core::{
     CallError, Claim, ClaimKey, Claimed, Claims, DeadLetter, DeadLetterReason, ErrorClass,
-    Existing, ExistingEntry, FailureText, HandlerError, IdProblem, InboxDatabase, Incoming,
-    MessageId, Sealed, Session, StateMap, TraceOfClaim,
+    Existing, ExistingEntry, FailureText, IdProblem, InboxDatabase, Incoming, MessageId, Sealed,
+    Session, StateMap, TraceOfClaim,
 };
 use tracing::Instrument as _;
 
@@ -150,7 +151,7 @@ pub(crate) struct Failure {
     /// The delay that the handler asked for.
     delay: Option<Duration>,
     /// The kind of database error behind it.
-    cause: Option<ErrorClass>,
+    pub(crate) cause: Option<ErrorClass>,
 }
 
 impl Failure {
@@ -171,7 +172,7 @@ pub(crate) enum Called {
     /// Those of a batch at these positions.
     SomeUndecodable(Vec<usize>),
     Misconfigured(FailureText),
-    Failed(HandlerError),
+    Failed(Failure),
     Panicked(String),
     TimedOut,
     CutOff,
@@ -180,11 +181,9 @@ pub(crate) enum Called {
 impl Called {
     /// Whether the message, and neither its neighbours nor the database, is to blame, so that the transaction can go
     /// on without it.
-    pub(crate) fn is_of_its_message_alone<Db: InboxDatabase>(&self, session: &Session<Db>) -> bool {
+    pub(crate) const fn is_of_its_message_alone(&self) -> bool {
         match self {
-            Self::Failed(error) => {
-                matches!(session.cause_of(error), None | Some(ErrorClass::Statement))
-            }
+            Self::Failed(failure) => matches!(failure.cause, None | Some(ErrorClass::Statement)),
             Self::Undecodable(_) | Self::Misconfigured(_) | Self::Panicked(_) => true,
             Self::Succeeded | Self::SomeUndecodable(_) | Self::TimedOut | Self::CutOff => false,
         }
@@ -379,17 +378,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                     delay: Some(Duration::from_secs(30)),
                 };
             }
-            Called::Failed(error) => {
-                let failure = Failure {
-                    text: FailureText::of_error(&error),
-                    reason: if error.is_rejected() {
-                        DeadLetterReason::Rejected
-                    } else {
-                        DeadLetterReason::AttemptsExhausted
-                    },
-                    delay: error.delay(),
-                    cause: session.cause_of(&error),
-                };
+            Called::Failed(failure) => {
                 let session = self.shared.rolled_back(session).await;
                 return self.failed(session, attempt, &won, failure).await;
             }
@@ -928,30 +917,56 @@ impl<Db: InboxDatabase> Worker<Db> {
 
 /// Steps that need nothing of the worker: they borrow the session of the moment alone.
 impl<Db: InboxDatabase> Shared<Db> {
-    /// Runs decode, extract and the handler within its time limit, isolated from panics.
+    /// Runs decode, extract and the handler within its time limit, isolated from panics: those of its run, of what it
+    /// drops when it is interrupted, and of the texts of its errors.
     pub(crate) async fn call(
         &self,
         session: &mut Session<Db>,
         registered: &Registered<Db>,
         incoming: &[Incoming<'_>],
     ) -> Called {
-        let call =
-            AssertUnwindSafe(async { registered.handler.call(incoming, session.tx()).await })
-                .catch_unwind();
-        let answer = tokio::select! {
-            biased;
-            answer = call => answer,
-            () = tokio::time::sleep(registered.spec.timeout) => return Called::TimedOut,
-            () = self.cut_off.cancelled() => return Called::CutOff,
+        let mut interrupted = None;
+        let calling = async {
+            let answer = {
+                let mut call =
+                    pin!(async { registered.handler.call(incoming, session.tx()).await });
+                let ended = tokio::select! {
+                    biased;
+                    answer = &mut call => Ok(answer),
+                    () = tokio::time::sleep(registered.spec.timeout) => Err(Called::TimedOut),
+                    () = self.cut_off.cancelled() => Err(Called::CutOff),
+                };
+                match ended {
+                    Ok(answer) => answer,
+                    // Noted before the handler is dropped.
+                    Err(by) => {
+                        interrupted = Some(by);
+                        return None;
+                    }
+                }
+            };
+            Some(match answer {
+                Ok(()) => Called::Succeeded,
+                Err(CallError::Decode(error)) => Called::Undecodable(FailureText::of_error(&error)),
+                Err(CallError::DecodeSome(positions)) => Called::SomeUndecodable(positions),
+                Err(CallError::Handler(error)) => Called::Failed(Failure {
+                    text: FailureText::of_error(&error),
+                    reason: if error.is_rejected() {
+                        DeadLetterReason::Rejected
+                    } else {
+                        DeadLetterReason::AttemptsExhausted
+                    },
+                    delay: error.delay(),
+                    cause: session.cause_of(&error),
+                }),
+                Err(other) => Called::Misconfigured(FailureText::of_error(&other)),
+            })
         };
-        match answer {
-            Ok(Ok(())) => Called::Succeeded,
-            Ok(Err(CallError::Decode(error))) => Called::Undecodable(FailureText::of_error(&error)),
-            Ok(Err(CallError::DecodeSome(positions))) => Called::SomeUndecodable(positions),
-            Ok(Err(CallError::Handler(error))) => Called::Failed(error),
-            Ok(Err(other)) => Called::Misconfigured(FailureText::of_error(&other)),
+        let called = AssertUnwindSafe(calling).catch_unwind().await;
+        interrupted.unwrap_or_else(|| match called {
+            Ok(called) => called.unwrap_or(Called::TimedOut),
             Err(panic) => Called::Panicked(panic_text(&*panic)),
-        }
+        })
     }
 
     /// Begins a transaction and makes its claims as the first thing in it.

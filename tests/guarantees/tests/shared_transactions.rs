@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use inbox_guarantees::script::{Script, ScriptDatabase, Stage, Step, run, swallow};
 use inbox_guarantees::{
@@ -34,6 +35,25 @@ impl Steps {
         most
     }
 }
+
+struct Armed;
+
+impl Drop for Armed {
+    fn drop(&mut self) {
+        panic!("dropped before its time");
+    }
+}
+
+#[derive(Debug)]
+struct Textless;
+
+impl std::fmt::Display for Textless {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic!("there is no text");
+    }
+}
+
+impl std::error::Error for Textless {}
 
 fn id(number: usize) -> String {
     format!("m-{number}")
@@ -177,7 +197,7 @@ on_each_database! {
         for step in [
             Step::Fail("out of stock"),
             Step::Panic("index out of bounds"),
-            Step::Sleep(std::time::Duration::from_secs(5)),
+            Step::Sleep(Duration::from_secs(5)),
             run("SELECT nothing"),
         ] {
             let crowd = crowd(Script::default().always("m-60", [step])).await;
@@ -220,6 +240,43 @@ on_each_database! {
             .once("m-58", [Step::Fail("not yet")])
             .always("m-60", [swallow("ROLLBACK")]);
         let crowd = crowd(script).await;
+        crowd.harmed_nobody(&["attempts_exhausted"]).await;
+        crowd.stage.stop().await;
+    }
+
+    /// m-60 hangs, and what it holds panics when it is dropped for that.
+    #[inbox_handler(consumer = "billing", timeout = "300ms", max_attempts = 2)]
+    async fn drops_badly(order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        if id.as_str() == "m-60" {
+            let _armed = Armed;
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    }
+
+    /// m-60 fails with an error that panics when it is asked for its text.
+    #[inbox_handler(consumer = "billing", max_attempts = 2)]
+    async fn fails_without_a_text(order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId) -> Result<(), Textless> {
+        if id.as_str() == "m-60" {
+            return Err(Textless);
+        }
+        let billed: Result<(), HandlerError> = async {
+            bill!(Db, order, id, tx);
+            Ok(())
+        }
+        .await;
+        billed.map_err(|_| Textless)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_handler_that_panics_after_its_end_is_a_failure_that_counts() {
+        let crowd = Crowd::of(drops_badly::handler(), Script::default(), 16).await;
+        crowd.deliver(1).await;
+        crowd.harmed_nobody(&["attempts_exhausted"]).await;
+        crowd.stage.stop().await;
+        let crowd = Crowd::of(fails_without_a_text::handler(), Script::default(), 16).await;
+        crowd.deliver(1).await;
         crowd.harmed_nobody(&["attempts_exhausted"]).await;
         crowd.stage.stop().await;
     }
@@ -365,7 +422,7 @@ mod on_postgres {
         let stage = Stage::start(&sandbox.pool, script, handler, |builder| {
             builder
                 .prefetch(64)
-                .claim_wait(std::time::Duration::from_secs(120))
+                .claim_wait(Duration::from_secs(120))
                 .on_step(move |step, _| seen.0.lock().unwrap().push(step))
         })
         .await;
