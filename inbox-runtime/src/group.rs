@@ -82,6 +82,13 @@ impl<Db: InboxDatabase> Group<Db> {
         order.iter().map(claim).collect()
     }
 
+    /// Its messages go on alone, when they are due again.
+    pub(crate) fn reopen(&mut self) {
+        for member in &mut self.members {
+            member.job.reopen();
+        }
+    }
+
     fn has_room(&self) -> bool {
         self.members.len() < self.limit
     }

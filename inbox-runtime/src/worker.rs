@@ -115,6 +115,9 @@ impl<Db: InboxDatabase> Worker<Db> {
                             "the delivery path panicked; the messages are kept and tried again"
                         );
                         self.session = None;
+                        self.may_look_ahead = false;
+                        // Each alone from here on: one that makes the path panic again must not do that to the rest.
+                        group.reopen();
                         self.set_aside(&mut group, backoff::misconfigured(1));
                     }
                 }

@@ -10,6 +10,7 @@ use inbox_guarantees::{
     OrderPlaced, Running, TestDatabase, all_acked, bill, eventually, on_each_database, order,
 };
 use inbox_runtime::brokers::MemoryBroker;
+use inbox_runtime::testing::Step as PathStep;
 use inbox_runtime::{
     Envelope, HandlerError, Inbox, MessageId, RetryPolicy, State, Tx, Verdict, inbox_handler,
 };
@@ -54,7 +55,7 @@ on_each_database! {
     }
 
     #[inbox_handler(consumer = "notifications")]
-    async fn notify(_order: OrderPlaced, _tx: &mut Tx<Db>, id: MessageId, State(seen): State<Seen>) -> Result<(), HandlerError> {
+    pub(super) async fn notify(_order: OrderPlaced, _tx: &mut Tx<Db>, id: MessageId, State(seen): State<Seen>) -> Result<(), HandlerError> {
         seen.note("notify", &id);
         Ok(())
     }
@@ -313,4 +314,48 @@ on_each_database! {
         seen.note("by_payload", &id);
         Ok(())
     }
+}
+
+#[inbox_handler(consumer = "changes", on = "OrderChanged")]
+async fn change(_order: OrderPlaced, _tx: &mut Tx<sqlx::Postgres>) -> Result<(), HandlerError> {
+    Ok(())
+}
+
+/// The claims of what comes next must not be made between two consumers: the second one's would need another
+/// connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_panic_of_the_path_one_connection_is_still_enough() {
+    let sandbox = sqlx::Postgres::fresh(2).await;
+    let broker = MemoryBroker::new();
+    let panics = AtomicBool::new(true);
+    let inbox = Inbox::builder(sandbox.pool.clone())
+        .source("orders", broker.source("orders"))
+        .register(postgres::notify::handler())
+        .register(change::handler())
+        .state(Seen::default())
+        .concurrency(1)
+        .on_step(move |step, id| {
+            let it_is = step == PathStep::AfterHandler && id == "m-2";
+            assert!(!it_is || !panics.swap(false, Ordering::SeqCst), "told to");
+        })
+        .build()
+        .await
+        .unwrap();
+    let running = Running::start(inbox);
+    let another_user = sandbox.pool.acquire().await.unwrap();
+    for number in 0..4 {
+        broker.publish("orders", order(&format!("m-{number}")));
+    }
+    all_acked(&broker).await;
+    for number in 4..40 {
+        let for_two = order(&format!("m-{number}")).message_type("OrderChanged");
+        broker.publish("orders", for_two);
+    }
+    for number in 40..80 {
+        broker.publish("orders", order(&format!("m-{number}")));
+    }
+    all_acked(&broker).await;
+    drop(another_user);
+    assert_eq!(sandbox.claims_total().await, 80 + 36);
+    running.stop().await;
 }

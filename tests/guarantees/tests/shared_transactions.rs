@@ -281,6 +281,38 @@ on_each_database! {
         crowd.stage.stop().await;
     }
 
+    /// A fault in the path is not counted against the message; its neighbours must not meet it again.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_message_that_makes_the_path_panic_does_that_to_its_neighbours_once() {
+        let sandbox = Db::fresh(4).await;
+        let panics = Mutex::new(2_u32);
+        let stage = Stage::start(&sandbox.pool, Script::default(), charge::handler(), |builder| {
+            builder.prefetch(64).messages_per_transaction(16).on_step(move |step, id| {
+                if step == PathStep::AfterHandler && id == "m-60" {
+                    let left = {
+                        let mut panics = panics.lock().unwrap();
+                        let left = *panics;
+                        *panics = left.saturating_sub(1);
+                        left
+                    };
+                    assert_eq!(left, 0, "told to");
+                }
+            })
+        })
+        .await;
+        for number in 0..MANY {
+            stage.publish(&id(number));
+        }
+        all_acked(&stage.broker).await;
+        for number in 0..MANY {
+            let id = id(number);
+            sandbox.assert_stored_once(&id).await;
+            let most = if number == 60 { 3 } else { 2 };
+            assert!(stage.script.runs(&id) <= most, "{id} was run {} times", stage.script.runs(&id));
+        }
+        stage.stop().await;
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn a_message_that_is_rejected_costs_its_neighbours_nothing() {
         let crowd = Crowd::of(rejects::handler(), Script::default(), 16).await;
