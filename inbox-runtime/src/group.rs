@@ -19,7 +19,7 @@ use inbox_core::{
 use crate::job::{Job, Outcome, Work};
 use crate::path::{
     Admitted, Attempt, Called, Comparison, Ending, Failure, Fault, Opened, Passed, Refusal,
-    STATEMENT_LIMIT, compare_payloads, limited, uncounted, unknown,
+    STATEMENT_LIMIT, compare_payloads, in_doubt, limited, uncounted, unknown,
 };
 use crate::route::Registered;
 use crate::testing::Step;
@@ -55,6 +55,8 @@ pub(crate) enum GoesOn {
 struct Member<Db: InboxDatabase> {
     job: Job<Db>,
     admitted: Admitted<Db>,
+    /// What recognises the transaction that made its claim.
+    mark: Option<String>,
 }
 
 impl<Db: InboxDatabase> Group<Db> {
@@ -193,7 +195,11 @@ impl<Db: InboxDatabase> Worker<Db> {
             return;
         }
         match self.admit(&job, &group.handler) {
-            Ok(admitted) => group.members.push(Member { job, admitted }),
+            Ok(admitted) => group.members.push(Member {
+                job,
+                admitted,
+                mark: None,
+            }),
             Err(Refusal::GateTaken(id)) => self.park(&group.handler.consumer, &id, job),
             Err(Refusal::NoId(_)) => self.put_off = Some(job),
         }
@@ -349,7 +355,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 continue;
             }
             let begun = Instant::now();
-            let Member { job, admitted } = group.members.remove(0);
+            let Member { job, admitted, .. } = group.members.remove(0);
             let opened = opened.take().map(Opened::sole);
             cut_off += usize::from(self.pass(job, Some(admitted), opened).await);
             if !group.is_split {
@@ -406,14 +412,13 @@ impl<Db: InboxDatabase> Worker<Db> {
         };
         let mut is_duplicate = vec![false; size];
         let mut with_history = Vec::new();
-        let mut marks = vec![None; size];
         for (member, answer) in order.iter().zip(answers) {
             match answer {
                 Claimed::Won {
                     attempts: 0,
                     dead: false,
                     mark,
-                } => marks[*member] = mark,
+                } => group.members[*member].mark = mark,
                 Claimed::Duplicate => is_duplicate[*member] = true,
                 _ => with_history.push(*member),
             }
@@ -433,7 +438,6 @@ impl<Db: InboxDatabase> Worker<Db> {
         let mut part = Part {
             size,
             stands_apart: is_duplicate.clone(),
-            marks,
         };
         if !duplicates.is_empty() {
             // Before any handler: what one does to its session has no part in the answer.
@@ -464,6 +468,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             .await;
         for member in &taken_back {
             part.stands_apart[*member] = true;
+            group.members[*member].mark = None;
         }
         match called {
             Called::Succeeded => {}
@@ -574,14 +579,13 @@ impl<Db: InboxDatabase> Worker<Db> {
     /// After a transaction that did not succeed: whether a handler made it durable itself, for then the claims of its
     /// neighbours are durable too, and their work may be half done. If not, they are tried in smaller parts.
     async fn fall_back(&mut self, group: &mut Group<Db>, part: &Part, is_conflict: bool) -> usize {
-        let Part {
-            size,
-            stands_apart,
-            marks,
-        } = part;
+        let Part { size, stands_apart } = part;
         group.handler.sharing().note_failure(is_conflict);
-        let mut won = marks.iter().enumerate();
-        let won = won.find(|(member, mark)| mark.is_some() && !stands_apart[*member]);
+        // One stands for all.
+        let won = (0..*size).find_map(|member| {
+            let mark = group.members[member].mark.clone()?;
+            (!stands_apart[member]).then_some((member, mark))
+        });
         let Some((claimed, mark)) = won else {
             group.split(*size);
             return 0;
@@ -593,7 +597,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         let trace = limited(
             STATEMENT_LIMIT,
             "reading the claim",
-            session.trace(group.key(claimed), mark.as_deref()),
+            session.trace(group.key(claimed), Some(&mark)),
         )
         .await;
         match trace {
@@ -606,7 +610,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 group.split(*size);
             }
             Err(fault) => {
-                let ending = uncounted("reading the claim", &fault);
+                let ending = in_doubt("reading the claim", &fault);
                 self.end_part(group, *size, |_| ending).await;
             }
         }
@@ -665,10 +669,17 @@ impl<Db: InboxDatabase> Worker<Db> {
 
     /// Notes the end of an attempt in the job; the gate is free from here on.
     fn end(&self, member: Member<Db>, ending: Ending) -> Job<Db> {
-        let Member { mut job, admitted } = member;
+        let Member {
+            mut job,
+            admitted,
+            mark,
+        } = member;
         let mut work = std::mem::replace(&mut job.work, Work::Ignore);
         if let Work::Shares(shares) = &mut work {
             for share in shares {
+                if matches!(ending, Ending::InDoubt) {
+                    share.in_doubt.clone_from(&mark);
+                }
                 if let Passed::Status(status) =
                     self.conclude(ending, share, &job, Some(&admitted.id))
                 {
@@ -754,8 +765,6 @@ struct Part {
     size: usize,
     /// Those that have no claim in it: duplicates, and what was taken back.
     stands_apart: Vec<bool>,
-    /// What recognises the transaction by the claim of a member: one stands for all.
-    marks: Vec<Option<String>>,
 }
 
 /// The claims of what comes next.

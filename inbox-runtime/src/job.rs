@@ -51,6 +51,9 @@ pub(crate) struct Share<Db: InboxDatabase> {
     pub(crate) transient_runs: u32,
     /// Tries that ended without a verdict on the message: an outage, a copy elsewhere.
     pub(crate) uncounted_tries: u32,
+    /// What recognises a transaction of this message that its handler may have committed itself: if so, a person
+    /// must be told.
+    pub(crate) in_doubt: Option<String>,
 }
 
 /// How far one consumer is with a delivery.
@@ -121,6 +124,7 @@ impl<Db: InboxDatabase> Job<Db> {
                         status: Status::Open,
                         transient_runs: 0,
                         uncounted_tries: 0,
+                        in_doubt: None,
                     })
                     .collect(),
             ),
@@ -272,7 +276,10 @@ impl<Db: InboxDatabase> Job<Db> {
         let any_dead = shares
             .iter()
             .any(|share| share.status == Status::Done(Outcome::Dead));
+        // What is in doubt is known here alone.
+        let any_in_doubt = shares.iter().any(|share| share.in_doubt.is_some());
         let broker_may_wait = !any_dead
+            && !any_in_doubt
             && capabilities
                 .longest_delay
                 .is_some_and(|longest| delay <= longest)

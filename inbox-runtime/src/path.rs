@@ -53,6 +53,8 @@ pub(crate) enum Ending {
     Uncounted {
         delay: Option<Duration>,
     },
+    /// As little is known against it, but its handler may have made its claim durable itself, and that is not told.
+    InDoubt,
     /// No handler starts any more.
     Stopping,
     CutOff,
@@ -285,7 +287,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             transient_runs: share.transient_runs,
         };
         let ending = self
-            .attempt(&attempt, opened)
+            .attempt(&attempt, opened, &mut share.in_doubt)
             .instrument(attempt.span())
             .await;
         self.conclude(ending, share, job, Some(&id))
@@ -296,9 +298,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         &mut self,
         attempt: &Attempt<'_, Db>,
         opened: Option<Opened<Db, Claimed>>,
+        in_doubt: &mut Option<String>,
     ) -> Ending {
         let shared = Arc::clone(&self.shared);
-        let spec = &attempt.registered.spec;
         let claim = Claim::new(attempt.key(), &attempt.job.envelope);
 
         // Claim: crash before COMMIT leaves nothing; the redelivery claims anew.
@@ -320,7 +322,6 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
         };
         let Opened { session, answer } = opened;
-        let mut session = session;
         let won = match answer {
             Ok(Claimed::Won {
                 dead: true,
@@ -328,9 +329,28 @@ impl<Db: InboxDatabase> Worker<Db> {
                 ..
             }) => return self.keep_beside(session, attempt, attempts).await,
             Ok(Claimed::Won { attempts, mark, .. }) => Won { attempts, mark },
-            Ok(_) => return self.duplicate(session, &claim).await,
+            Ok(_) => {
+                return match in_doubt {
+                    None => self.duplicate(session, &claim).await,
+                    Some(mark) => self.duplicate_in_doubt(session, attempt, mark).await,
+                };
+            }
             Err(fault) => return self.not_claimed(session, fault).await,
         };
+        let ending = self.work(session, attempt, &won).await;
+        *in_doubt = won.mark.filter(|_| matches!(ending, Ending::InDoubt));
+        ending
+    }
+
+    /// Runs the handler in the transaction that has won the claim, fences and commits.
+    async fn work(
+        &mut self,
+        mut session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        won: &Won,
+    ) -> Ending {
+        let shared = Arc::clone(&self.shared);
+        let spec = &attempt.registered.spec;
         tracing::trace!(attempts = won.attempts, "claimed");
         shared.hook.reach(Step::AfterClaim, attempt.id.as_str());
 
@@ -380,20 +400,20 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
             Called::Failed(failure) => {
                 let session = self.shared.rolled_back(session).await;
-                return self.failed(session, attempt, &won, failure).await;
+                return self.failed(session, attempt, won, failure).await;
             }
             Called::Panicked(text) => {
                 let failure =
                     Failure::of_handler(FailureText::new(format!("the handler panicked: {text}")));
                 let session = self.shared.rolled_back(session).await;
-                return self.failed(session, attempt, &won, failure).await;
+                return self.failed(session, attempt, won, failure).await;
             }
             Called::TimedOut => {
                 // It may be in the middle of a statement: closing the connection ends that on the server too.
                 drop(session);
                 let text = format!("the handler did not finish within {:?}", spec.timeout);
                 let failure = Failure::of_handler(FailureText::new(text));
-                return self.failed(None, attempt, &won, failure).await;
+                return self.failed(None, attempt, won, failure).await;
             }
             Called::CutOff => {
                 drop(session);
@@ -404,7 +424,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 return Ending::CutOff;
             }
         }
-        self.finish(session, attempt, &won).await
+        self.finish(session, attempt, won).await
     }
 
     /// Fence and COMMIT: the only way to `Processed`.
@@ -489,6 +509,37 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
     }
 
+    /// A duplicate of a message whose handler may have committed the claim itself, in an earlier run.
+    async fn duplicate_in_doubt(
+        &mut self,
+        session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        mark: &str,
+    ) -> Ending {
+        self.put_back(session).await;
+        let Some(mut session) = self.session_when_available().await else {
+            return Ending::Stopping;
+        };
+        let tracing = session.trace(attempt.key(), Some(mark));
+        match limited(STATEMENT_LIMIT, "reading the claim", tracing).await {
+            Ok(TraceOfClaim::Ours) => {
+                self.session = Some(session);
+                let text = FailureText::new("It was an earlier run, which did not succeed.");
+                self.escaped(attempt, Failure::of_handler(text)).await
+            }
+            Ok(TraceOfClaim::Foreign) => {
+                self.session = Some(session);
+                self.unflushed.note_duplicate();
+                Ending::Done(Outcome::Duplicate)
+            }
+            Ok(_) => {
+                self.session = Some(session);
+                Ending::InDoubt
+            }
+            Err(fault) => in_doubt("reading the claim", &fault),
+        }
+    }
+
     /// The claim got no answer: a copy is in work elsewhere, or the database is at fault. Never the message.
     async fn not_claimed(&mut self, session: Session<Db>, fault: Fault) -> Ending {
         match class_of::<Db>(&fault) {
@@ -542,7 +593,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                         failure = failure.text.as_str(),
                         "no connection after a failure; it is not counted"
                     );
-                    return Ending::Uncounted { delay: None };
+                    return Ending::InDoubt;
                 }
             },
         };
@@ -560,9 +611,10 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
             Ok(_) => {
                 self.session = Some(session);
+                self.unflushed.note_duplicate();
                 return Ending::Done(Outcome::Duplicate);
             }
-            Err(fault) => return uncounted("reading the claim", &fault),
+            Err(fault) => return in_doubt("reading the claim", &fault),
         }
         match failure.cause {
             Some(ErrorClass::Transient)
@@ -739,7 +791,10 @@ impl<Db: InboxDatabase> Worker<Db> {
             text,
             ..failure
         };
-        self.keep_without_claim(&letter(attempt, &failure, 0)).await
+        match self.keep_without_claim(&letter(attempt, &failure, 0)).await {
+            Ending::Uncounted { .. } => Ending::InDoubt,
+            ending => ending,
+        }
     }
 
     /// Stores a dead letter that has no claim to win: no id, no handler, or an escaped transaction.
@@ -889,7 +944,11 @@ impl<Db: InboxDatabase> Worker<Db> {
                     why: Wait::Transient,
                 }
             }
-            Ending::Uncounted { delay } => {
+            Ending::Uncounted { .. } | Ending::InDoubt => {
+                let delay = match ending {
+                    Ending::Uncounted { delay } => delay,
+                    _ => None,
+                };
                 share.uncounted_tries = share.uncounted_tries.saturating_add(1);
                 let delay = delay.unwrap_or_else(|| backoff::elsewhere(share.uncounted_tries));
                 tracing::debug!(
@@ -1083,6 +1142,12 @@ pub(crate) fn uncounted(what: &str, fault: &Fault) -> Ending {
         "{what} failed; the message is kept and tried again"
     );
     Ending::Uncounted { delay: None }
+}
+
+/// A statement of our own failed that was to say, or to tell, whether a handler has committed its claim itself.
+pub(crate) fn in_doubt(what: &str, fault: &Fault) -> Ending {
+    uncounted(what, fault);
+    Ending::InDoubt
 }
 
 /// Nobody knows what became of COMMIT: the redelivery's claim will tell.

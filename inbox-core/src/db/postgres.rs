@@ -32,6 +32,11 @@ const CONNECTION_CHECK: &str = "500ms";
 /// Ends what a handler has left to its session and is no setting.
 const DROP_LEFTOVERS: &str = "CLOSE ALL; UNLISTEN *; DISCARD TEMP";
 
+/// Answers a row, after a while, when the transaction is still open. A prepared one may be so for ever.
+const AWAIT_END: &str = "SELECT pg_catalog.pg_sleep(0.02) FROM pg_catalog.pg_locks \
+     WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted AND transactionid::text = $1 \
+     AND pid IS NOT NULL";
+
 type PgTransactionManager = <Postgres as sqlx::Database>::TransactionManager;
 
 executor_for_tx!(Postgres);
@@ -602,6 +607,14 @@ impl InboxDatabase for Postgres {
     ) -> Result<TraceOfClaim, sqlx::Error> {
         // What the handler did to this session (a role without rights) must not hide the claim.
         settle(conn, statements).await?;
+        // Closing a connection does not end its transaction at once, and until then its COMMIT may still come.
+        while let Some(mark) = mark
+            && sqlx::query(AWAIT_END)
+                .bind(mark)
+                .fetch_optional(&mut *conn)
+                .await?
+                .is_some()
+        {}
         let row = sqlx::query(statements.trace.text())
             .bind(key.message_id)
             .bind(key.consumer)

@@ -367,6 +367,19 @@ mod on_postgres {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn a_dead_letter_that_cannot_be_stored_at_once_hides_no_escape() {
+        let sandbox = Postgres::fresh(4).await;
+        let refuse = "CREATE SEQUENCE tries; \
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+            IF nextval('tries') <= 2 THEN RAISE disk_full; END IF; RETURN new; END $$; \
+            CREATE TRIGGER refuse BEFORE INSERT ON inbox_dead_letters FOR EACH ROW EXECUTE FUNCTION refuse()";
+        Postgres::run(&sandbox.pool, refuse).await;
+        let script = Script::default().always("m-1", [run("COMMIT"), Step::Fail("half done")]);
+        let trial = Trial::of(sandbox, script, charge::handler()).await;
+        trial.escaped(&["COMMIT of its own"]).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn session_state_set_before_commit_hides_no_escape() {
         let sandbox = Postgres::fresh(4).await;
         let role = sandbox.role().await;

@@ -481,4 +481,52 @@ mod on_postgres {
             crowd.stage.stop().await;
         }
     }
+
+    /// The connection is closed at once, the transaction goes on until the server notices.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_handler_commits_after_its_time_is_told_and_nobody_is_lost() {
+        // The server looks after its client every 500 ms: not between the end of the time and the COMMIT.
+        let steps = [
+            Step::Sleep(Duration::from_millis(250)),
+            run("SELECT pg_sleep(0.95); COMMIT"),
+        ];
+        let crowd = crowd(Script::default().always("m-60", steps)).await;
+        crowd.lost_nobody().await;
+        crowd.stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_handler_commits_for_all_is_told_although_it_cannot_be_at_once() {
+        let sandbox = sqlx::Postgres::fresh(4).await;
+        refuse_dead_letters(&sandbox, 40).await;
+        let script = Script::default().always("m-60", [run("COMMIT")]);
+        let steps = Steps::default();
+        let seen = steps.clone();
+        let handler = super::postgres::charge::handler();
+        let stage = Stage::start(&sandbox.pool, script, handler, |builder| {
+            builder
+                .prefetch(64)
+                .on_step(move |step, _| seen.0.lock().unwrap().push(step))
+        })
+        .await;
+        let crowd = Crowd {
+            sandbox,
+            stage,
+            steps,
+        };
+        crowd.deliver(1).await;
+        crowd.lost_nobody().await;
+        crowd.stage.stop().await;
+    }
+
+    /// The first so many are refused.
+    async fn refuse_dead_letters(sandbox: &Sandbox<sqlx::Postgres>, many: usize) {
+        let refuse = format!(
+            "CREATE SEQUENCE tries; \
+             CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF nextval('tries') <= {many} THEN RAISE disk_full; END IF; RETURN new; END $$; \
+             CREATE TRIGGER refuse BEFORE INSERT ON inbox_dead_letters FOR EACH ROW EXECUTE FUNCTION refuse()"
+        );
+        sqlx::Postgres::run(&sandbox.pool, &refuse).await;
+    }
 }
