@@ -200,6 +200,11 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
     /// handler does outside of its transaction can happen once more. For the 200 messages after a failure each has a
     /// savepoint, so that the next one that fails is taken back alone.
     ///
+    /// What a handler sets for its transaction (`SET LOCAL`, `set_config(.., true)`, `SET ROLE`, temporary tables) is
+    /// there for the messages behind it in the same transaction as well. A handler that sets something, the tenant of
+    /// row-level security for example, sets it for every message before it does anything else, or has
+    /// `own_transaction = true`.
+    ///
     /// With several workers, transactions that change many rows in the order of their messages meet in the rows that
     /// they have in common: then they wait for each other, or end in a deadlock, which costs a second. An order key
     /// that says which rows a message changes (`order_by = "payload:/account"`) keeps them apart: messages with the

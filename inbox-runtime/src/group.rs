@@ -432,6 +432,9 @@ impl<Db: InboxDatabase> Worker<Db> {
             (0..size).partition(|member| is_duplicate[*member]);
         if winners.is_empty() {
             let compared = self.dismiss(session, &group.claims(&duplicates)).await;
+            if compared.is_ok() && !group.is_split {
+                handler.sharing().note_end(size, begun.elapsed() < LONG);
+            }
             self.end_duplicates(group, size, compared).await;
             return 0;
         }
