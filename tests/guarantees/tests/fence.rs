@@ -85,7 +85,7 @@ impl<Db: TestDatabase + ScriptDatabase> Trial<Db> {
         let mut words = words;
         if is_shared() && reason == "escaped" && self.reasons("m-2").await == [reason] {
             letters = 2;
-            words = &["a handler in the same transaction ended it"];
+            words = &["made the inbox transaction durable itself"];
         }
         assert_eq!(self.sandbox.dead_letters().await.len(), letters);
         let text = self.sandbox.dead_letter_texts().await.concat();
