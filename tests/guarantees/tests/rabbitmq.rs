@@ -468,8 +468,10 @@ async fn after_a_restart_of_the_broker_the_inbox_goes_on_by_itself() {
     .await;
     tokio::task::block_in_place(|| server.stop());
     scene.pass(2);
+    // What was not begun by then is left to the redelivery.
+    let done = 1 + i64::try_from(at_once).unwrap();
     eventually("the work goes on without the broker", || async {
-        sandbox.ledger_total().await >= 3
+        sandbox.ledger_total().await >= done
     })
     .await;
     let before = record.opened();
