@@ -43,14 +43,6 @@ pub(crate) struct Group<Db: InboxDatabase> {
     is_split: bool,
 }
 
-/// What the session is for after a commit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GoesOn {
-    /// This message, or others beside it, need it again.
-    WithThisMessage,
-    WithWhatComesNext,
-}
-
 /// A message of a group.
 struct Member<Db: InboxDatabase> {
     job: Job<Db>,
@@ -222,8 +214,8 @@ impl<Db: InboxDatabase> Worker<Db> {
     }
 
     /// Looks for what comes next, so that it can be claimed in the round trip that commits.
-    pub(crate) fn look_ahead(&mut self) {
-        if self.ahead.is_some() || self.shared.stop.is_cancelled() {
+    fn look_ahead(&mut self) {
+        if !self.may_look_ahead || self.ahead.is_some() || self.shared.stop.is_cancelled() {
             return;
         }
         let next = self.put_off.take();
@@ -239,9 +231,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         session: &mut Session<Db>,
         keys: &[ClaimKey<'_>],
         have_failures: bool,
-        goes_on: GoesOn,
     ) -> (Sealed, Option<Result<Vec<Claimed>, Fault>>) {
-        let next_claims = self.next_claims(goes_on);
+        self.look_ahead();
+        let next_claims = self.next_claims();
         let next = next_claims.as_ref().map(NextClaims::claims);
         let done = Done {
             keys,
@@ -270,13 +262,8 @@ impl<Db: InboxDatabase> Worker<Db> {
         mut session: Session<Db>,
         claims: &[Claim<'_>],
     ) -> Result<Vec<Comparison>, Fault> {
-        let goes_on = if self.may_look_ahead {
-            self.look_ahead();
-            GoesOn::WithWhatComesNext
-        } else {
-            GoesOn::WithThisMessage
-        };
-        let next_claims = self.next_claims(goes_on);
+        self.look_ahead();
+        let next_claims = self.next_claims();
         let next = next_claims.as_ref().map(NextClaims::claims);
         let limit = STATEMENT_LIMIT + self.wait_for(next.as_ref());
         let keys: Vec<ClaimKey<'_>> = claims.iter().map(Claim::key).collect();
@@ -297,8 +284,8 @@ impl<Db: InboxDatabase> Worker<Db> {
     }
 
     /// The claims of what comes next, if it is complete and the session goes on with it.
-    fn next_claims(&self, goes_on: GoesOn) -> Option<NextClaims<'_>> {
-        if goes_on == GoesOn::WithThisMessage {
+    fn next_claims(&self) -> Option<NextClaims<'_>> {
+        if !self.may_look_ahead {
             return None;
         }
         // A batch that waits for more is claimed when it is complete.
@@ -525,14 +512,8 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
         // What was taken back needs the session again.
         self.may_look_ahead &= taken_back.is_empty();
-        let goes_on = if self.may_look_ahead {
-            self.look_ahead();
-            GoesOn::WithWhatComesNext
-        } else {
-            GoesOn::WithThisMessage
-        };
         let keys: Vec<ClaimKey<'_>> = winners.iter().map(|member| group.key(*member)).collect();
-        let (sealed, claimed) = self.seal(&mut session, &keys, false, goes_on).await;
+        let (sealed, claimed) = self.seal(&mut session, &keys, false).await;
         match sealed {
             Sealed::Committed => {
                 for member in &winners {

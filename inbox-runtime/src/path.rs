@@ -19,7 +19,6 @@ use tracing::Instrument as _;
 
 use crate::backoff;
 use crate::gate::Pass;
-use crate::group::GoesOn;
 use crate::job::{Job, Outcome, Share, Status, Wait};
 use crate::route::Registered;
 use crate::testing::Step;
@@ -437,15 +436,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         let shared = Arc::clone(&self.shared);
         let swallowed = session.last_statement_error().map(str::to_owned);
         shared.hook.reach(Step::BeforeCommit, attempt.id.as_str());
-        let goes_on = if self.may_look_ahead {
-            self.look_ahead();
-            GoesOn::WithWhatComesNext
-        } else {
-            GoesOn::WithThisMessage
-        };
         let keys = [attempt.key()];
         let have_failures = won.attempts > 0;
-        let (sealed, claimed) = self.seal(&mut session, &keys, have_failures, goes_on).await;
+        let (sealed, claimed) = self.seal(&mut session, &keys, have_failures).await;
         let failure = match sealed {
             Sealed::Committed => {
                 shared.hook.reach(Step::AfterCommit, attempt.id.as_str());
