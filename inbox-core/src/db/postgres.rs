@@ -394,18 +394,10 @@ impl InboxDatabase for Postgres {
         }
         // COMMIT was answered: whatever comes behind it belongs to what follows.
         guard.is_open = next.is_some();
-        let claimed = match (next, answers.error) {
-            (None, _) => None,
-            (Some(_), Some(error)) => Some(Err(error)),
-            (Some(claims), None) => {
-                let rows = answers.rows.split_off(1);
-                Some(
-                    statements
-                        .judge_claims(conn, guard, claims, &nonce, rows)
-                        .await,
-                )
-            }
-        };
+        let rows = answers.rows.split_off(1);
+        let claimed = statements
+            .judge_next(conn, guard, next, &nonce, rows, answers.error)
+            .await;
         (Sealed::Committed, claimed)
     }
 
@@ -557,15 +549,9 @@ impl InboxDatabase for Postgres {
         guard.is_open = next.is_some();
         let rows = answers.rows.split_off(keys.len());
         let existing = judge_existing(&answers.rows, keys, &nonce)?;
-        let claimed = match (next, answers.error) {
-            (None, _) => None,
-            (Some(_), Some(error)) => Some(Err(error)),
-            (Some(claims), None) => Some(
-                statements
-                    .judge_claims(conn, guard, claims, &nonce, rows)
-                    .await,
-            ),
-        };
+        let claimed = statements
+            .judge_next(conn, guard, next, &nonce, rows, answers.error)
+            .await;
         Ok((existing, claimed))
     }
 
@@ -856,6 +842,23 @@ impl PostgresStatements {
             &self.lock_timeout,
         ]);
         preparing
+    }
+
+    /// What came of the claims behind the end of a transaction: an error of theirs is theirs alone.
+    async fn judge_next(
+        &self,
+        conn: &mut PgConnection,
+        guard: &mut PostgresGuard,
+        next: Option<&Claims<'_>>,
+        nonce: &Nonce,
+        rows: Vec<PgRow>,
+        error: Option<sqlx::Error>,
+    ) -> Option<Result<Vec<Claimed>, sqlx::Error>> {
+        let claims = next?;
+        Some(match error {
+            Some(error) => Err(error),
+            None => self.judge_claims(conn, guard, claims, nonce, rows).await,
+        })
     }
 
     /// What the rows of the claims say: one row for each that was won, in their order.
