@@ -19,6 +19,7 @@ pub struct Tables {
     processed: String,
     dead_letters: String,
     attempts: String,
+    messages: String,
     migrations: String,
 }
 
@@ -29,6 +30,7 @@ impl Default for Tables {
             processed: "inbox_processed_messages".to_owned(),
             dead_letters: "inbox_dead_letters".to_owned(),
             attempts: "inbox_attempts".to_owned(),
+            messages: "inbox_messages".to_owned(),
             migrations: "_inbox_migrations".to_owned(),
         }
     }
@@ -66,6 +68,13 @@ impl Tables {
         self
     }
 
+    /// Names the table of messages that wait for their next attempt (default `inbox_messages`).
+    #[must_use]
+    pub fn messages(mut self, name: impl Into<String>) -> Self {
+        self.messages = name.into();
+        self
+    }
+
     /// Names the ledger of our own migrations (default `_inbox_migrations`).
     #[must_use]
     pub fn migrations(mut self, name: impl Into<String>) -> Self {
@@ -95,6 +104,12 @@ impl Tables {
     #[must_use]
     pub fn attempts_name(&self) -> &str {
         &self.attempts
+    }
+
+    /// The name of the table of messages that wait for their next attempt.
+    #[must_use]
+    pub fn messages_name(&self) -> &str {
+        &self.messages
     }
 
     /// The name of the ledger of migrations.
@@ -140,11 +155,12 @@ impl Tables {
         }
     }
 
-    const fn all(&self) -> [(&'static str, &str); 4] {
+    const fn all(&self) -> [(&'static str, &str); 5] {
         [
             ("table of claims", self.processed.as_str()),
             ("table of dead letters", self.dead_letters.as_str()),
             ("table of attempts", self.attempts.as_str()),
+            ("table of stored messages", self.messages.as_str()),
             ("ledger of migrations", self.migrations.as_str()),
         ]
     }

@@ -27,6 +27,15 @@ pub(super) fn migrator(published: Published, tables: &Tables, schema: Option<&st
             quoted(&format!("{}_open", tables.dead_letters_name())),
         ),
         ("inbox_attempts", qualified(tables.attempts_name())),
+        ("inbox_messages", qualified(tables.messages_name())),
+        (
+            "inbox_messages_due",
+            quoted(&format!("{}_due", tables.messages_name())),
+        ),
+        (
+            "inbox_messages_claimed",
+            quoted(&format!("{}_claimed", tables.messages_name())),
+        ),
     ];
     let migrations = published
         .iter()

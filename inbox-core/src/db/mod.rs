@@ -544,7 +544,7 @@ pub(crate) fn driver_text(text: &Arc<str>) -> sqlx::SqlStr {
 
 /// The columns that this version needs, by the role of their table.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) const REQUIRED_COLUMNS: [(&str, &[&str]); 3] = [
+pub(crate) const REQUIRED_COLUMNS: [(&str, &[&str]); 4] = [
     (
         "processed",
         &[
@@ -574,6 +574,8 @@ pub(crate) const REQUIRED_COLUMNS: [(&str, &[&str]); 3] = [
             "first_failed_at",
             "last_failed_at",
             "replayed_at",
+            "replayed_by",
+            "replays",
         ],
     ),
     (
@@ -585,6 +587,24 @@ pub(crate) const REQUIRED_COLUMNS: [(&str, &[&str]); 3] = [
             "first_failed_at",
             "last_failed_at",
             "last_failure",
+            "starts",
+        ],
+    ),
+    (
+        "messages",
+        &[
+            "id",
+            "consumer_name",
+            "message_id",
+            "source",
+            "status",
+            "headers",
+            "payload",
+            "stored_at",
+            "next_attempt_at",
+            "claimed_at",
+            "claimed_by",
+            "claim_token",
         ],
     ),
 ];
@@ -600,6 +620,7 @@ pub(crate) fn schema_findings(
         let table = match role {
             "processed" => tables.processed_name(),
             "dead_letters" => tables.dead_letters_name(),
+            "messages" => tables.messages_name(),
             _ => tables.attempts_name(),
         };
         let found = columns_of(table);

@@ -20,11 +20,18 @@ use crate::handler::Isolation;
 use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
 
-const MIGRATIONS: migrations::Published = &[(
-    1,
-    "inbox",
-    include_str!("../../migrations/postgres/0001_inbox.sql"),
-)];
+const MIGRATIONS: migrations::Published = &[
+    (
+        1,
+        "inbox",
+        include_str!("../../../migrations/postgres/0001_inbox.sql"),
+    ),
+    (
+        2,
+        "messages",
+        include_str!("../../../migrations/postgres/0002_messages.sql"),
+    ),
+];
 
 /// How soon the server notices that the client of a running statement is gone.
 const CONNECTION_CHECK: &str = "500ms";

@@ -19,11 +19,18 @@ use crate::handler::Isolation;
 use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
 
-const MIGRATIONS: migrations::Published = &[(
-    1,
-    "inbox",
-    include_str!("../../migrations/sqlite/0001_inbox.sql"),
-)];
+const MIGRATIONS: migrations::Published = &[
+    (
+        1,
+        "inbox",
+        include_str!("../../../migrations/sqlite/0001_inbox.sql"),
+    ),
+    (
+        2,
+        "messages",
+        include_str!("../../../migrations/sqlite/0002_messages.sql"),
+    ),
+];
 
 /// After how many instructions of its virtual machine SQLite asks whether to go on: some microseconds.
 const PROGRESS_STEP: i32 = 1000;
@@ -120,6 +127,7 @@ impl InboxDatabase for Sqlite {
             tables.processed_name(),
             tables.dead_letters_name(),
             tables.attempts_name(),
+            tables.messages_name(),
         ] {
             let found: Vec<String> = sqlx::query_scalar("SELECT name FROM pragma_table_info(?1)")
                 .bind(table)
