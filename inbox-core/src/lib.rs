@@ -37,7 +37,7 @@ mod tx;
 pub use batch::{Batch, Batched, FromBatch, Messages, SingleMessage};
 pub use consumer::{ConsumerName, InvalidConsumerName};
 pub use db::{
-    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Existing, Finding, InboxDatabase,
+    Claim, ClaimKey, Claimed, Claims, Dialect, Done, ErrorClass, Existing, Finding, InboxDatabase,
     Inspection, MigrationError, PayloadHash, Requisites, Sealed, Severity, TraceOfClaim,
 };
 pub use dead_letter::{DeadLetter, DeadLetterReason, ExistingEntry, FailureText};

@@ -29,6 +29,13 @@ pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
+/// The statements of a database, for the traits that say what is done with them.
+pub trait Dialect: Database + sealed::Sealed {
+    /// Statement texts and settings as resolved at start-up: every statement names schema and table, so that
+    /// no setting of a session can send it elsewhere.
+    type Statements: fmt::Debug + Send + Sync + 'static;
+}
+
 /// A database that can hold an inbox: the SQL of the claim, the fence and the bookkeeping.
 ///
 /// Everything that differs between databases is behind this trait. The runtime decides the order of the calls;
@@ -38,7 +45,7 @@ pub(crate) mod sealed {
     label = "not an inbox database",
     note = "the databases are `sqlx::Postgres` (feature `postgres`) and `sqlx::Sqlite` (feature `sqlite`)"
 )]
-pub trait InboxDatabase: Database + sealed::Sealed {
+pub trait InboxDatabase: Dialect {
     /// How many workers may write at once, where the database itself is the limit.
     const MAX_CONCURRENCY: Option<usize>;
 
@@ -47,10 +54,6 @@ pub trait InboxDatabase: Database + sealed::Sealed {
 
     /// The isolation levels that it has.
     const ISOLATION_LEVELS: &'static [crate::handler::Isolation];
-
-    /// Statement texts and settings as resolved at start-up: every statement names schema and table, so that
-    /// no setting of a session can send it elsewhere.
-    type Statements: fmt::Debug + Send + Sync + 'static;
 
     /// What a prepared session carries besides its connection.
     type Guard: fmt::Debug + Send + Sync + 'static;

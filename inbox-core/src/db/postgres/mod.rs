@@ -11,7 +11,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Existing, Finding, InboxDatabase,
+    Claim, ClaimKey, Claimed, Claims, Dialect, Done, ErrorClass, Existing, Finding, InboxDatabase,
     Inspection, MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, level,
     migrations, roll_back_all, schema_findings, uneven_depth,
 };
@@ -49,6 +49,10 @@ type PgTransactionManager = <Postgres as sqlx::Database>::TransactionManager;
 executor_for_tx!(Postgres);
 
 impl super::sealed::Sealed for Postgres {}
+
+impl Dialect for Postgres {
+    type Statements = PostgresStatements;
+}
 
 /// Statement texts and settings of PostgreSQL, resolved at start-up.
 #[derive(Debug)]
@@ -220,7 +224,6 @@ impl InboxDatabase for Postgres {
 
     const COMMITS_ASYNCHRONOUSLY: bool = true;
 
-    type Statements = PostgresStatements;
     type Guard = PostgresGuard;
 
     async fn migrate(conn: &mut PgConnection, tables: &Tables) -> Result<(), MigrationError> {

@@ -10,7 +10,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, Existing, Finding, InboxDatabase,
+    Claim, ClaimKey, Claimed, Claims, Dialect, Done, ErrorClass, Existing, Finding, InboxDatabase,
     Inspection, MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text,
     migrations, roll_back_all, schema_findings, uneven_depth,
 };
@@ -40,6 +40,10 @@ type SqliteTransactionManager = <Sqlite as sqlx::Database>::TransactionManager;
 executor_for_tx!(Sqlite);
 
 impl super::sealed::Sealed for Sqlite {}
+
+impl Dialect for Sqlite {
+    type Statements = SqliteStatements;
+}
 
 /// Statement texts of SQLite, resolved at start-up.
 #[derive(Debug)]
@@ -81,7 +85,6 @@ impl InboxDatabase for Sqlite {
 
     const COMMITS_ASYNCHRONOUSLY: bool = false;
 
-    type Statements = SqliteStatements;
     type Guard = SqliteGuard;
 
     async fn migrate(conn: &mut SqliteConnection, tables: &Tables) -> Result<(), MigrationError> {
