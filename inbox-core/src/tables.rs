@@ -223,6 +223,7 @@ pub(crate) fn substitute(sql: &str, words: &[(&str, String)]) -> String {
 }
 
 /// Puts a checked name between double quotes.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn quoted(name: &str) -> String {
     let mut out = String::with_capacity(name.len() + 2);
     let _ = write!(out, "\"{}\"", name.replace('"', "\"\""));

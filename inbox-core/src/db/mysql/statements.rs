@@ -1,0 +1,89 @@
+use super::super::Statement;
+use super::{Flavour, backquoted};
+use crate::tables::Tables;
+
+/// Statement texts of MariaDB and MySQL, resolved at start-up.
+#[derive(Debug)]
+pub struct MySqlStatements {
+    pub(super) claim: Statement,
+    pub(super) history: Statement,
+    pub(super) payload_hash: Statement,
+    pub(super) trace: Statement,
+    pub(super) withdraw: Statement,
+    pub(super) dead_letter: Statement,
+    pub(super) dead_letter_beside: Statement,
+    pub(super) record_failure: Statement,
+    pub(super) count_failures: Statement,
+    pub(super) forget_failures: Statement,
+    /// The table of claims, quoted and qualified.
+    pub(super) processed: String,
+    /// Takes away temporary tables of our names, which would be found before ours, where no other trace of them is.
+    pub(super) drop_temporary: String,
+    pub(super) flavour: Flavour,
+}
+
+impl MySqlStatements {
+    pub(super) fn new(tables: &Tables, schema: &str, flavour: Flavour) -> Self {
+        let qualified = |name: &str| format!("{}.{}", backquoted(schema), backquoted(name));
+        let processed = qualified(tables.processed_name());
+        let dead_letters = qualified(tables.dead_letters_name());
+        let attempts = qualified(tables.attempts_name());
+        let messages = qualified(tables.messages_name());
+        let key = "message_id = ? AND consumer_name = ?";
+        let now = "UTC_TIMESTAMP(6)";
+        let keep_dead_letter = format!(
+            "INSERT INTO {dead_letters} (entry_key, source, consumer_name, message_id, message_type, \
+             handler, reason, failure, attempts, headers, payload, first_failed_at) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
+             COALESCE((SELECT first_failed_at FROM {attempts} WHERE {key}), {now}))"
+        );
+        let drop_temporary = if flavour.is_mariadb {
+            String::new()
+        } else {
+            format!(
+                "DROP TEMPORARY TABLE IF EXISTS {processed}, {dead_letters}, {attempts}, {messages}; "
+            )
+        };
+        Self {
+            claim: Statement::new(format!(
+                "INSERT INTO {processed} \
+                 (message_id, consumer_name, message_type, correlation_id, payload_hash, claim_nonce) \
+                 VALUES (?, ?, ?, ?, ?, ?)"
+            )),
+            history: Statement::new(format!(
+                "SELECT CAST(COALESCE((SELECT attempts FROM {attempts} WHERE {key}), 0) AS SIGNED), \
+                 CAST(EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL) AS SIGNED)"
+            )),
+            // Locking, for a snapshot of the transaction may be older than the claim.
+            payload_hash: Statement::new(format!(
+                "SELECT payload_hash FROM {processed} WHERE {key} LOCK IN SHARE MODE"
+            )),
+            // Locking, so that it waits for the end of a transaction whose COMMIT may still come.
+            trace: Statement::new(format!(
+                "SELECT claim_nonce FROM {processed} WHERE {key} LOCK IN SHARE MODE"
+            )),
+            withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
+            dead_letter: Statement::new(format!(
+                "{keep_dead_letter} \
+                 ON DUPLICATE KEY UPDATE replayed_at = NULL, reason = VALUES(reason), \
+                 failure = VALUES(failure), handler = VALUES(handler), \
+                 attempts = GREATEST(attempts, VALUES(attempts)), last_failed_at = {now}"
+            )),
+            dead_letter_beside: Statement::new(format!(
+                "{keep_dead_letter} ON DUPLICATE KEY UPDATE id = id"
+            )),
+            record_failure: Statement::new(format!(
+                "INSERT INTO {attempts} (message_id, consumer_name, attempts, last_failure) \
+                 VALUES (?, ?, 1, ?) ON DUPLICATE KEY UPDATE attempts = attempts + 1, \
+                 last_failed_at = {now}, last_failure = VALUES(last_failure)"
+            )),
+            count_failures: Statement::new(format!(
+                "SELECT CAST(attempts AS SIGNED) FROM {attempts} WHERE {key}"
+            )),
+            forget_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
+            processed,
+            drop_temporary,
+            flavour,
+        }
+    }
+}
