@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
-    OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order,
+    OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order, unique,
 };
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{
@@ -31,7 +31,7 @@ on_each_database! {
         Db::run(
             &sandbox.pool,
             "DROP TABLE inbox_processed_messages; DROP TABLE inbox_dead_letters; DROP TABLE inbox_attempts;
-             DROP TABLE _inbox_migrations",
+             DROP TABLE inbox_messages; DROP TABLE _inbox_migrations",
         )
         .await;
         migrate_tables(&sandbox.pool, &tables).await.unwrap();
@@ -65,13 +65,13 @@ on_each_database! {
         assert_eq!(count(tables.dead_letters_name()).await, 3);
         // Of the failing one and the undecodable one: each dead letter with an id has a counted failure.
         assert_eq!(count(tables.attempts_name()).await, 2);
-        assert_eq!(count(tables.migrations_name()).await, 1);
+        assert_eq!(count(tables.migrations_name()).await, 2);
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_reserved_word_is_a_name() {
-        let tables = Tables::default().processed("order").dead_letters("select").attempts("table").migrations("user");
-        used(tables, |table| format!("\"{table}\"")).await;
+        let tables = Tables::default().processed("order").dead_letters("select").attempts("table").messages("group").migrations("user");
+        used(tables, quoted::<Db>).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -80,8 +80,9 @@ on_each_database! {
             .processed("In Box")
             .dead_letters("größte-Post")
             .attempts("Versuche %s $1 ?1")
+            .messages("Sp\u{e4}ter, vielleicht")
             .migrations("In Box 2");
-        used(tables, |table| format!("\"{table}\"")).await;
+        used(tables, quoted::<Db>).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -143,12 +144,20 @@ on_each_database! {
     }
 }
 
+fn quoted<Db: TestDatabase>(name: &str) -> String {
+    format!("{quote}{name}{quote}", quote = Db::QUOTE)
+}
+
 trait Unreachable: TestDatabase {
     const NOWHERE: &'static str;
 }
 
 impl Unreachable for sqlx::Postgres {
     const NOWHERE: &'static str = "postgres://nobody@127.0.0.1:1/nothing";
+}
+
+impl Unreachable for sqlx::MySql {
+    const NOWHERE: &'static str = "mysql://nobody@127.0.0.1:1/nothing";
 }
 
 impl Unreachable for sqlx::Sqlite {
@@ -170,6 +179,14 @@ mod schemas {
     async fn a_schema_is_made_and_used() {
         let tables = Tables::default().schema("my-app").processed("inbox");
         postgres::used(tables, |table| format!("\"my-app\".\"{table}\"")).await;
+    }
+
+    /// There a schema is a database, beside the one of the test.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_database_beside_the_own_is_made_and_used() {
+        let name = unique("my-app");
+        let tables = Tables::default().schema(&name).processed("inbox");
+        mysql::used(tables, |table| format!("`{name}`.`{table}`")).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
