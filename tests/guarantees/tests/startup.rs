@@ -211,7 +211,7 @@ on_each_database! {
                 .serve(charge::handler())
         };
         let refused = builder().build().await.unwrap_err();
-        assert_eq!(refused.problems().len(), 3, "{refused}");
+        assert_eq!(refused.problems().len(), 4, "{refused}");
         for table in ["inbox_processed_messages", "inbox_dead_letters", "inbox_attempts"] {
             assert_told(&refused, &[table, "does not exist", "migrate_on_start"]);
         }
