@@ -20,6 +20,7 @@ mod consumer;
 mod db;
 mod dead_letter;
 mod delivery;
+mod document;
 mod envelope;
 mod error;
 mod extract;
@@ -37,11 +38,14 @@ mod tx;
 pub use batch::{Batch, Batched, FromBatch, Messages, SingleMessage};
 pub use consumer::{ConsumerName, InvalidConsumerName};
 pub use db::{
-    Claim, ClaimKey, Claimed, Claims, Dialect, Done, ErrorClass, Existing, Finding, InboxDatabase,
-    Inspection, MigrationError, PayloadHash, Requisites, Sealed, Severity, TraceOfClaim,
+    Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing, Finding,
+    InboxDatabase, Inspection, Kept, MigrationError, PayloadHash, Requisites, Sealed, Severity,
+    TraceOfClaim,
+    stored::{Lease, LeaseTerms, LeasedMessage, MessageStore, WaitingMessage},
 };
 pub use dead_letter::{DeadLetter, DeadLetterReason, ExistingEntry, FailureText};
 pub use delivery::Delivery;
+pub use document::InvalidDocument;
 pub use envelope::{Envelope, Headers};
 pub use error::{
     BoxError, CallError, DecodeError, ExtractError, HandlerError, HandlerOutcome, IntoHandlerError,
