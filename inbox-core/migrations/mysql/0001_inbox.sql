@@ -45,5 +45,6 @@ CREATE TABLE IF NOT EXISTS inbox_attempts (
     last_failed_at  DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)),
     last_failure    TEXT NOT NULL,
     starts          INT NOT NULL DEFAULT 0,
-    PRIMARY KEY (message_id, consumer_name)
+    PRIMARY KEY (message_id, consumer_name),
+    KEY inbox_attempts_last_failed_at (last_failed_at)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

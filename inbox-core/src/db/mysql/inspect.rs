@@ -123,6 +123,11 @@ pub(super) async fn judge_server(
             )));
         }
     }
+    if !is_on(setting(conn, "autocommit").await?.as_deref()) {
+        findings.push(Finding::problem(
+            "autocommit is off on the pool's sessions: what is to be committed by itself would not be; leave it on",
+        ));
+    }
     let flush = setting(conn, "innodb_flush_log_at_trx_commit").await?;
     if let Some(flush) = flush.filter(|flush| flush != "1") {
         findings.push(Finding::warning(format!(

@@ -6,6 +6,7 @@
 mod inspect;
 mod session;
 mod statements;
+mod stored;
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -23,9 +24,9 @@ use self::session::{Transaction, garbled, text_of};
 use self::statements::MySqlStatements;
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, Claims, Dialect, Done, ErrorClass, Existing, Finding, InboxDatabase,
-    Inspection, MigrationError, Requisites, Sealed, TraceOfClaim, driver_text, level, migrations,
-    roll_back_all, uneven_depth,
+    Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing, Finding,
+    InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement, TraceOfClaim,
+    driver_text, level, migrations, roll_back_all, uneven_depth,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::handler::Isolation;
@@ -399,12 +400,7 @@ impl InboxDatabase for MySql {
         statements: &MySqlStatements,
         key: ClaimKey<'_>,
     ) -> Result<(), sqlx::Error> {
-        sqlx::query(statements.withdraw.text())
-            .bind(key.message_id.as_bytes())
-            .bind(key.consumer.as_bytes())
-            .execute(conn)
-            .await?;
-        Ok(())
+        statements.of_key(conn, &statements.withdraw, key).await
     }
 
     async fn store_dead_letter(
@@ -429,7 +425,7 @@ impl InboxDatabase for MySql {
             .bind(letter.reason.as_str())
             .bind(letter.text.as_str())
             .bind(i32::try_from(letter.attempts).unwrap_or(i32::MAX))
-            .bind(letter.headers_document())
+            .bind(letter.envelope.to_document())
             .bind(&**letter.payload())
             .bind(&id)
             .bind(consumer)
@@ -446,19 +442,54 @@ impl InboxDatabase for MySql {
         statements: &MySqlStatements,
         key: ClaimKey<'_>,
         failure: &FailureText,
+        ends_start: bool,
     ) -> Result<u32, sqlx::Error> {
         sqlx::query(statements.record_failure.text())
             .bind(key.message_id.as_bytes())
             .bind(key.consumer.as_bytes())
             .bind(failure.as_str())
+            .bind(i32::from(ends_start))
             .execute(&mut *conn)
             .await?;
-        let attempts: i64 = sqlx::query_scalar(statements.count_failures.text())
-            .bind(key.message_id.as_bytes())
-            .bind(key.consumer.as_bytes())
-            .fetch_one(conn)
+        Ok(statements.counted(conn, key).await?.all())
+    }
+
+    async fn record_start(
+        conn: &mut MySqlConnection,
+        statements: &MySqlStatements,
+        key: ClaimKey<'_>,
+        below: Option<u32>,
+    ) -> Result<Option<Counted>, sqlx::Error> {
+        statements
+            .of_key(conn, &statements.note_attempt, key)
             .await?;
-        Ok(count(attempts))
+        let counted = statements.counted(conn, key).await?;
+        let is_watched = below
+            .is_some_and(|below| counted.starts > 0 || counted.attempts.saturating_add(1) >= below);
+        if is_watched {
+            statements
+                .of_key(conn, &statements.forget_uncounted, key)
+                .await?;
+            return Ok(None);
+        }
+        statements
+            .of_key(conn, &statements.record_start, key)
+            .await?;
+        Ok(Some(Counted::new(
+            counted.attempts,
+            counted.starts.saturating_add(1),
+        )))
+    }
+
+    async fn forget_start(
+        conn: &mut MySqlConnection,
+        statements: &MySqlStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        for statement in [&statements.forget_only_start, &statements.forget_start] {
+            statements.of_key(conn, statement, key).await?;
+        }
+        Ok(())
     }
 
     fn classify(error: &sqlx::Error) -> ErrorClass {
@@ -511,13 +542,47 @@ impl MySqlStatements {
             .bind(key.consumer.as_bytes())
             .bind(key.message_id.as_bytes())
             .bind(key.consumer.as_bytes())
+            .bind(key.message_id.as_bytes())
+            .bind(key.consumer.as_bytes())
+            .bind(key.message_id.as_bytes())
+            .bind(key.consumer.as_bytes())
             .fetch_one(conn)
             .await?;
+        let number = |column: usize| history.try_get::<i64, _>(column);
         Ok(Claimed::Won {
-            attempts: count(history.try_get(0)?),
-            dead: history.try_get::<i64, _>(1)? == 1,
+            counted: Counted::new(count(number(0)?), count(number(1)?)),
+            kept: Kept::of(number(2)? == 1, number(3)? == 1),
             mark: Some(transaction.mark()),
         })
+    }
+
+    /// What is counted, of a row that is there.
+    async fn counted(
+        &self,
+        conn: &mut MySqlConnection,
+        key: ClaimKey<'_>,
+    ) -> Result<Counted, sqlx::Error> {
+        let (attempts, starts): (i64, i64) = sqlx::query_as(self.counted.text())
+            .bind(key.message_id.as_bytes())
+            .bind(key.consumer.as_bytes())
+            .fetch_one(conn)
+            .await?;
+        Ok(Counted::new(count(attempts), count(starts)))
+    }
+
+    /// Runs a statement that needs a key and nothing else.
+    async fn of_key(
+        &self,
+        conn: &mut MySqlConnection,
+        statement: &Statement,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        sqlx::query(statement.text())
+            .bind(key.message_id.as_bytes())
+            .bind(key.consumer.as_bytes())
+            .execute(conn)
+            .await?;
+        Ok(())
     }
 
     /// Proof, the forgetting of failures, `XA END` as the fence, and `XA COMMIT`.
@@ -542,13 +607,8 @@ impl MySqlStatements {
             return self.why_unproven(conn, transaction).await;
         }
         for key in done.keys.iter().filter(|_| done.have_failures) {
-            let forgotten = sqlx::query(self.forget_failures.text())
-                .bind(key.message_id.as_bytes())
-                .bind(key.consumer.as_bytes())
-                .execute(&mut *conn);
-            match forgotten.await {
-                Ok(_) => {}
-                Err(error) => return Sealed::Failed(error),
+            if let Err(error) = self.of_key(conn, &self.forget_failures, *key).await {
+                return Sealed::Failed(error);
             }
         }
         guard.is_committing = true;
@@ -610,13 +670,13 @@ impl MySqlStatements {
     /// The fence, and COMMIT behind it in the same round trip: an error in one statement is the last answer.
     async fn commit(&self, conn: &mut MySqlConnection, transaction: Transaction) -> Sealed {
         let name = transaction.name();
-        // No time limit of a statement may end a COMMIT.
+        // No time limit of a statement may end a COMMIT. MySQL has none that could.
         let limit = if self.flavour.is_mariadb {
-            "max_statement_time"
+            "SET SESSION max_statement_time = 0"
         } else {
-            "max_execution_time"
+            "DO 0"
         };
-        let text = format!("SET SESSION {limit} = 0; XA END {name}; XA COMMIT {name} ONE PHASE");
+        let text = format!("{limit}; XA END {name}; XA COMMIT {name} ONE PHASE");
         let answers = Answers::of(conn, text).await;
         match (answers.completed, answers.error) {
             (3, None) => Sealed::Committed,

@@ -1,4 +1,5 @@
 use super::super::Statement;
+use super::stored::StoredStatements;
 use super::{Flavour, backquoted};
 use crate::tables::Tables;
 
@@ -13,7 +14,13 @@ pub struct MySqlStatements {
     pub(super) dead_letter: Statement,
     pub(super) dead_letter_beside: Statement,
     pub(super) record_failure: Statement,
-    pub(super) count_failures: Statement,
+    pub(super) note_attempt: Statement,
+    pub(super) counted: Statement,
+    pub(super) record_start: Statement,
+    pub(super) forget_start: Statement,
+    pub(super) forget_only_start: Statement,
+    pub(super) forget_uncounted: Statement,
+    pub(super) stored: StoredStatements,
     pub(super) forget_failures: Statement,
     /// The table of claims, quoted and qualified.
     pub(super) processed: String,
@@ -52,7 +59,9 @@ impl MySqlStatements {
             )),
             history: Statement::new(format!(
                 "SELECT CAST(COALESCE((SELECT attempts FROM {attempts} WHERE {key}), 0) AS SIGNED), \
-                 CAST(EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL) AS SIGNED)"
+                 CAST(COALESCE((SELECT starts FROM {attempts} WHERE {key}), 0) AS SIGNED), \
+                 CAST(EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL) AS SIGNED), \
+                 CAST(EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done') AS SIGNED)"
             )),
             // Locking, for a snapshot of the transaction may be older than the claim.
             payload_hash: Statement::new(format!(
@@ -75,11 +84,29 @@ impl MySqlStatements {
             record_failure: Statement::new(format!(
                 "INSERT INTO {attempts} (message_id, consumer_name, attempts, last_failure) \
                  VALUES (?, ?, 1, ?) ON DUPLICATE KEY UPDATE attempts = attempts + 1, \
-                 last_failed_at = {now}, last_failure = VALUES(last_failure)"
+                 starts = GREATEST(starts - ?, 0), last_failed_at = {now}, last_failure = VALUES(last_failure)"
             )),
-            count_failures: Statement::new(format!(
-                "SELECT CAST(attempts AS SIGNED) FROM {attempts} WHERE {key}"
+            // Locks the row, which is there then.
+            note_attempt: Statement::new(format!(
+                "INSERT INTO {attempts} (message_id, consumer_name, attempts, starts, last_failure) \
+                 VALUES (?, ?, 0, 0, '') ON DUPLICATE KEY UPDATE starts = starts"
             )),
+            counted: Statement::new(format!(
+                "SELECT CAST(attempts AS SIGNED), CAST(starts AS SIGNED) FROM {attempts} WHERE {key} FOR UPDATE"
+            )),
+            record_start: Statement::new(format!(
+                "UPDATE {attempts} SET starts = starts + 1, last_failed_at = {now} WHERE {key}"
+            )),
+            forget_start: Statement::new(format!(
+                "UPDATE {attempts} SET starts = GREATEST(starts - 1, 0) WHERE {key}"
+            )),
+            forget_only_start: Statement::new(format!(
+                "DELETE FROM {attempts} WHERE {key} AND attempts = 0 AND starts <= 1"
+            )),
+            forget_uncounted: Statement::new(format!(
+                "DELETE FROM {attempts} WHERE {key} AND attempts = 0 AND starts = 0"
+            )),
+            stored: StoredStatements::new(&messages),
             forget_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
             processed,
             drop_temporary,
