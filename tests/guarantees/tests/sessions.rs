@@ -413,8 +413,8 @@ mod on_postgres {
 mod on_mysql {
     use super::mysql::charge;
     use super::*;
-    use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
     use sqlx::MySql;
+    use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 
     /// What a session looks like to a handler and to other users of the pool.
     const LOOK: [&str; 14] = [
@@ -458,7 +458,10 @@ mod on_mysql {
         for _ in 0..pool.options().get_max_connections() {
             let mut conn = pool.acquire().await.unwrap();
             let mut seen = Vec::new();
-            for sql in LOOK.into_iter().chain(["SELECT @@tx_isolation", "SELECT @@tx_read_only"]) {
+            for sql in LOOK
+                .into_iter()
+                .chain(["SELECT @@tx_isolation", "SELECT @@tx_read_only"])
+            {
                 let sql = format!("SELECT CAST(({sql}) AS CHAR)");
                 let value: Option<String> = sqlx::query_scalar(AssertSqlSafe(sql))
                     .fetch_one(&mut *conn)
@@ -473,7 +476,10 @@ mod on_mysql {
     }
 
     fn look() -> Vec<Step> {
-        std::iter::once("SELECT CONNECTION_ID()").chain(LOOK).map(run).collect()
+        std::iter::once("SELECT CONNECTION_ID()")
+            .chain(LOOK)
+            .map(run)
+            .collect()
     }
 
     /// m-1 and m-3 look, m-2 wreaks havoc in between; then the pool's next users look. All see the same.
@@ -547,7 +553,8 @@ mod on_mysql {
                 // Also behind a failure.
                 .once("m-3", [run(havoc), Step::Fail("once")])
                 .always("m-4", [id(), run(then)]);
-            let stage = Stage::start(&sandbox.pool, script, charge::handler(), |builder| builder).await;
+            let stage =
+                Stage::start(&sandbox.pool, script, charge::handler(), |builder| builder).await;
             for id in ["m-1", "m-2", "m-3", "m-4"] {
                 stage.deliver(id).await;
                 sandbox.assert_stored_once(id).await;
@@ -564,7 +571,8 @@ mod on_mysql {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_holder_that_is_cut_off_is_ended_by_the_server() {
         let sandbox = MySql::fresh(3).await;
-        let limits = "SELECT CONCAT(@@idle_transaction_timeout, ' ', CAST(@@max_statement_time AS SIGNED))";
+        let limits =
+            "SELECT CONCAT(@@idle_transaction_timeout, ' ', CAST(@@max_statement_time AS SIGNED))";
         let script = Script::default()
             .always("m-1", [run(limits)])
             // A time limit of the server works in a transaction of ours, whatever sets it.
