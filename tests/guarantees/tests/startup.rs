@@ -201,7 +201,7 @@ on_each_database! {
         Db::run(
             &sandbox.pool,
             "DROP TABLE inbox_processed_messages; DROP TABLE inbox_dead_letters; DROP TABLE inbox_attempts;
-             DROP TABLE _inbox_migrations",
+             DROP TABLE inbox_messages; DROP TABLE _inbox_migrations",
         )
         .await;
         let broker = MemoryBroker::new();
@@ -211,8 +211,8 @@ on_each_database! {
                 .serve(charge::handler())
         };
         let refused = builder().build().await.unwrap_err();
-        assert_eq!(refused.problems().len(), 3, "{refused}");
-        for table in ["inbox_processed_messages", "inbox_dead_letters", "inbox_attempts"] {
+        assert_eq!(refused.problems().len(), 4, "{refused}");
+        for table in ["inbox_processed_messages", "inbox_dead_letters", "inbox_attempts", "inbox_messages"] {
             assert_told(&refused, &[table, "does not exist", "migrate_on_start"]);
         }
         let running = Running::start(builder().migrate_on_start().build().await.unwrap());
@@ -229,7 +229,7 @@ on_each_database! {
         Db::run(
             &sandbox.pool,
             "DROP TABLE inbox_processed_messages; DROP TABLE inbox_dead_letters; DROP TABLE inbox_attempts;
-             DROP TABLE _inbox_migrations",
+             DROP TABLE inbox_messages; DROP TABLE _inbox_migrations",
         )
         .await;
         for _ in 0..5 {
@@ -240,13 +240,13 @@ on_each_database! {
             for task in tasks {
                 task.await.unwrap().unwrap();
             }
-            assert_eq!(Db::number(&sandbox.pool, "SELECT count(*) FROM _inbox_migrations").await, 1);
+            assert_eq!(Db::number(&sandbox.pool, "SELECT count(*) FROM _inbox_migrations").await, 2);
             assert_eq!(sandbox.claims_total().await, 0);
             other.close().await;
             Db::run(
                 &sandbox.pool,
                 "DROP TABLE inbox_processed_messages; DROP TABLE inbox_dead_letters; DROP TABLE inbox_attempts;
-                 DROP TABLE _inbox_migrations",
+                 DROP TABLE inbox_messages; DROP TABLE _inbox_migrations",
             )
             .await;
         }
@@ -270,7 +270,7 @@ on_each_database! {
         migrate(&sandbox.pool).await.unwrap();
         first.run(&sandbox.pool).await.unwrap();
         let ledgers = "SELECT (SELECT count(*) FROM _sqlx_migrations) * 10 + (SELECT count(*) FROM _inbox_migrations)";
-        assert_eq!(Db::number(&sandbox.pool, ledgers).await, 11);
+        assert_eq!(Db::number(&sandbox.pool, ledgers).await, 12);
         assert_eq!(Db::number(&sandbox.pool, "SELECT count(*) FROM theirs").await, 0);
     }
 
