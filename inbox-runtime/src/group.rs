@@ -20,7 +20,7 @@ use inbox_core::{
 use crate::job::{Job, Outcome, Work};
 use crate::path::{
     Admitted, Attempt, Called, Comparison, Ending, Failure, Fault, Opened, Passed, Refusal,
-    STATEMENT_LIMIT, compare_payloads, in_doubt, limited, uncounted, unknown,
+    STATEMENT_LIMIT, Why, compare_payloads, in_doubt, limited, uncounted,
 };
 use crate::route::Registered;
 use crate::testing::Step;
@@ -534,8 +534,19 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
             Sealed::Unknown(error) => {
                 drop(session);
-                let ending = unknown(FailureText::of_error(&error).as_str());
-                self.end_part(group, size, |_| ending).await;
+                // One stands for all: they were committed together or not at all.
+                let mark = group.members[winners[0]].mark.clone();
+                let key = group.key(winners[0]);
+                let ending = self.look_after_commit(key, mark.as_deref(), &error).await;
+                let is_committed = matches!(ending, Ending::Done(Outcome::Processed));
+                self.end_part(group, size, |member| {
+                    if is_committed && winners.contains(&member) {
+                        ending
+                    } else {
+                        Ending::uncounted(Why::UnknownCommit)
+                    }
+                })
+                .await;
                 return 0;
             }
             _ => {

@@ -369,10 +369,12 @@ impl<Db: InboxDatabase> Job<Db> {
         }
         let delay = until.saturating_duration_since(Instant::now());
         let capabilities = &self.route.capabilities;
-        // What is in doubt is known here alone.
-        let any_in_doubt = shares.iter().any(|share| share.in_doubt.is_some());
+        // What is in doubt is known here alone, and so is that a counted start came to its end.
+        let is_known_here_alone = shares
+            .iter()
+            .any(|share| share.in_doubt.is_some() || share.is_start_counted);
         let broker_may_wait = !self.is_kept
-            && !any_in_doubt
+            && !is_known_here_alone
             && capabilities
                 .longest_delay
                 .is_some_and(|longest| delay <= longest)

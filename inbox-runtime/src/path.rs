@@ -530,7 +530,8 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
             Sealed::Unknown(error) => {
                 drop(session);
-                return self.look_after_commit(attempt, won, &error).await;
+                let mark = won.mark.as_deref();
+                return self.look_after_commit(attempt.key(), mark, &error).await;
             }
             _ => return unknown("the database did not say what became of COMMIT"),
         };
@@ -541,18 +542,20 @@ impl<Db: InboxDatabase> Worker<Db> {
 
     /// The connection was lost while COMMIT was under way. A claim on the primary is the answer; no claim proves nothing,
     /// for the COMMIT may still come.
-    async fn look_after_commit(
+    pub(crate) async fn look_after_commit(
         &mut self,
-        attempt: &Attempt<'_, Db>,
-        won: &Won,
+        key: ClaimKey<'_>,
+        mark: Option<&str>,
         error: &sqlx::Error,
     ) -> Ending {
         let ending = unknown(FailureText::of_error(error).as_str());
         let Ok(mut session) = self.new_session().await else {
             return ending;
         };
-        let tracing = session.trace(attempt.key(), won.mark.as_deref());
-        let outcome = match limited(STATEMENT_LIMIT, "reading the claim", tracing).await {
+        let tracing = session.trace(key, mark);
+        // Whoever is cut off from the server may hold its transaction for long; so long waits a claim for it too.
+        let limit = STATEMENT_LIMIT.min(self.shared.claim_wait);
+        let outcome = match limited(limit, "reading the claim", tracing).await {
             Ok(TraceOfClaim::Ours) => Outcome::Processed,
             Ok(TraceOfClaim::Foreign) => Outcome::Duplicate,
             Ok(_) => {

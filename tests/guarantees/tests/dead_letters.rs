@@ -308,6 +308,7 @@ on_each_database! {
                 "type": "OrderPlaced",
                 "content_type": "application/octet-stream",
                 "correlation_id": "c-\u{e9}",
+                "published_at": null,
                 "key": "k",
                 "headers": [
                     ["zero", "a\0b"], ["raw", {"bytes": [255, 0]}], ["twice", "1"], ["twice", "2"],

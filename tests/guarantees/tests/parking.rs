@@ -10,7 +10,7 @@ use inbox_guarantees::{
     OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database,
     order, workers,
 };
-use inbox_runtime::brokers::MemoryBroker;
+use inbox_runtime::brokers::{MemoryBroker, MemorySource};
 use inbox_runtime::{
     Capabilities, Handler, HandlerError, Inbox, InboxBuilder, MessageId, RetryPolicy, State, Tx,
     inbox_handler,
@@ -28,11 +28,23 @@ where
     H: Handler,
     H::Db: TestDatabase,
 {
+    let source = broker.source("orders").behave_as(Capabilities::new());
+    start_on(sandbox, source, script, handler, configure).await
+}
+
+async fn start_on<H>(
+    sandbox: &Sandbox<H::Db>,
+    source: MemorySource,
+    script: &Script,
+    handler: H,
+    configure: impl FnOnce(InboxBuilder<H::Db>) -> InboxBuilder<H::Db>,
+) -> Running
+where
+    H: Handler,
+    H::Db: TestDatabase,
+{
     let builder = Inbox::builder(sandbox.pool.clone())
-        .source(
-            "orders",
-            broker.source("orders").behave_as(Capabilities::new()),
-        )
+        .source("orders", source)
         .messages_per_transaction(1)
         .serve(handler)
         .state(script.clone())
@@ -42,6 +54,21 @@ where
         .poll_interval(Duration::from_millis(50))
         .retry(RetryPolicy::default().first_delay(Duration::from_millis(200)));
     Running::start(configure(builder).build().await.expect("the inbox"))
+}
+
+/// How many messages are due in an hour or later, as each database counts.
+trait Due {
+    const AN_HOUR_FROM_NOW: &str;
+}
+
+impl Due for sqlx::Postgres {
+    const AN_HOUR_FROM_NOW: &str = "SELECT count(*) FROM inbox_messages \
+         WHERE next_attempt_at > now() + interval '59 minutes'";
+}
+
+impl Due for sqlx::Sqlite {
+    const AN_HOUR_FROM_NOW: &str = "SELECT count(*) FROM inbox_messages \
+         WHERE next_attempt_at > strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '+59 minutes')";
 }
 
 /// Messages that wait in the database.
@@ -92,6 +119,32 @@ on_each_database! {
         assert!(gap >= Duration::from_millis(199), "tried again after {gap:?}");
         assert_eq!(sandbox.attempts("m-1").await, 0, "success forgets the failures");
         running.stop().await;
+    }
+
+    /// C29: an hour, at a broker that takes a delivery away after half of one.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_long_delay_is_never_an_unsettled_delivery() {
+        let sandbox = Db::fresh(5).await;
+        let broker = MemoryBroker::new();
+        let script = Script::default().always("m-1", [Step::Fail("not today")]);
+        let hour = Duration::from_secs(60 * 60);
+        let source = broker.source("orders").behave_as(Capabilities::new().settle_window(hour / 2));
+        let running = start_on(&sandbox, source, &script, charge::handler(), |builder| {
+            builder.longest_hold(hour * 2).retry(RetryPolicy::default().first_delay(hour).longest_delay(hour * 2))
+        })
+        .await;
+        broker.publish("orders", order("m-1"));
+        all_acked(&broker).await;
+        let runs = script.runs("m-1");
+        assert_runs(runs, 1, "it failed once");
+        let due = <Db as Due>::AN_HOUR_FROM_NOW;
+        assert_eq!(Db::number(&sandbox.pool, due).await, 1, "not before its time");
+        assert_eq!(sandbox.ledger_total().await + sandbox.claims_total().await, 0);
+        assert_eq!(sandbox.attempts("m-1").await, 1);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(script.runs("m-1"), runs);
+        running.stop().await;
+        assert_eq!(parked(&sandbox).await, 1, "the shutdown takes nothing away");
     }
 
     /// C30

@@ -65,6 +65,9 @@ impl Scene {
     }
 }
 
+/// Longer than any delay here, so that nothing is parked.
+const HOLD: Duration = Duration::from_secs(5 * 60);
+
 on_each_database! {
     // A broker can take half a minute to stop, and slow messages outlive that.
     #[inbox_handler(consumer = "billing", on = "OrderPlaced", max_attempts = 4, timeout = "3m")]
@@ -148,7 +151,7 @@ on_each_database! {
             queue.publish(order(&format!("later-{n}"))).await;
         }
         let (inbox, record) = inbox(&sandbox, &scene, queue.named_source());
-        let running = Running::start(inbox.concurrency(1).prefetch(4).build().await.unwrap());
+        let running = Running::start(inbox.concurrency(1).prefetch(4).longest_hold(HOLD).build().await.unwrap());
         eventually("all have failed", || async {
             let failed = "SELECT count(*) FROM inbox_attempts WHERE attempts = 1";
             Db::number(&sandbox.pool, failed).await == 4
@@ -182,6 +185,7 @@ on_each_database! {
             let inbox = inbox
                 .concurrency(1)
                 .prefetch(4)
+                .longest_hold(HOLD)
                 .retry(RetryPolicy::default().first_delay(first));
             let running = Running::start(inbox.build().await.unwrap());
             eventually("all is acked", || async { record.acks().len() == 21 }).await;

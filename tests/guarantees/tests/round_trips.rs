@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use inbox_guarantees::round_trips::{RoundTrip, RoundTrips};
 use inbox_guarantees::tap::Tap;
@@ -63,6 +64,8 @@ impl Scene {
             .state(gate.clone())
             .concurrency(1)
             .prefetch(500)
+            // What asks for parked messages has a connection of its own, and is not counted here.
+            .poll_interval(Duration::from_secs(60 * 60))
             .messages_per_transaction(messages_per_transaction);
         let running = Running::start(inbox.build().await.unwrap());
         let scene = Self {

@@ -212,7 +212,7 @@ on_each_database! {
         };
         let refused = builder().build().await.unwrap_err();
         assert_eq!(refused.problems().len(), 4, "{refused}");
-        for table in ["inbox_processed_messages", "inbox_dead_letters", "inbox_attempts"] {
+        for table in ["inbox_processed_messages", "inbox_dead_letters", "inbox_attempts", "inbox_messages"] {
             assert_told(&refused, &[table, "does not exist", "migrate_on_start"]);
         }
         let running = Running::start(builder().migrate_on_start().build().await.unwrap());

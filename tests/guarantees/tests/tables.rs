@@ -65,12 +65,13 @@ on_each_database! {
         assert_eq!(count(tables.dead_letters_name()).await, 3);
         // Of the failing one and the undecodable one: each dead letter with an id has a counted failure.
         assert_eq!(count(tables.attempts_name()).await, 2);
+        assert_eq!(count(tables.messages_name()).await, 0);
         assert_eq!(count(tables.migrations_name()).await, 2);
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_reserved_word_is_a_name() {
-        let tables = Tables::default().processed("order").dead_letters("select").attempts("table").messages("group").migrations("user");
+        let tables = Tables::default().processed("order").dead_letters("select").attempts("table").messages("from").migrations("user");
         used(tables, quoted::<Db>).await;
     }
 
@@ -80,7 +81,7 @@ on_each_database! {
             .processed("In Box")
             .dead_letters("größte-Post")
             .attempts("Versuche %s $1 ?1")
-            .messages("Sp\u{e4}ter, vielleicht")
+            .messages("\u{2026}wartet")
             .migrations("In Box 2");
         used(tables, quoted::<Db>).await;
     }
@@ -95,6 +96,7 @@ on_each_database! {
                 Tables::default().processed(name),
                 Tables::default().dead_letters(name),
                 Tables::default().attempts(name),
+                Tables::default().messages(name),
                 Tables::default().migrations(name),
                 Tables::default().schema(name),
             ] {
@@ -121,7 +123,7 @@ on_each_database! {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_handler_can_have_tables_of_the_default_names_of_its_own() {
         let sandbox = Db::fresh(10).await;
-        let tables = Tables::default().processed("mine").dead_letters("mine_dead").attempts("mine_attempts").migrations("mine_migrations");
+        let tables = Tables::default().processed("mine").dead_letters("mine_dead").attempts("mine_attempts").messages("mine_messages").migrations("mine_migrations");
         migrate_tables(&sandbox.pool, &tables).await.unwrap();
         let broker = MemoryBroker::new();
         let inbox = |tables| {
