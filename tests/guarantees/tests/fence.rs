@@ -665,6 +665,33 @@ mod on_mysql {
         trial.common().await;
     }
 
+    /// In its first run, drops a query after it was sent: its answers come to whoever asks next.
+    #[inbox_handler(consumer = "billing", max_attempts = 2)]
+    async fn drops_a_query(
+        order: OrderPlaced,
+        tx: &mut Tx<MySql>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(MySql, order, id, tx);
+        script.play(&id, tx).await?;
+        if id.as_str() == "m-1" && script.runs("m-1") == 1 {
+            let query = sqlx::query("SELECT ? + ? + ?").bind(1).bind(2).bind(3);
+            let mut query = std::pin::pin!(query.fetch_all(&mut *tx));
+            assert!(futures_util::poll!(&mut query).is_pending());
+        }
+        Ok(())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_query_that_a_handler_drops_half_way_hides_nothing() {
+        let sandbox = MySql::fresh(4).await;
+        let trial = Trial::of(sandbox, Script::default(), drops_a_query::handler()).await;
+        trial.sandbox.assert_stored_once("m-1").await;
+        assert_eq!(trial.sandbox.dead_letters().await, [""; 0]);
+        trial.common().await;
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn a_temporary_table_of_the_claims_name_hides_no_missing_claim() {
         let steps = [run("CREATE TEMPORARY TABLE inbox_processed_messages \
