@@ -1,11 +1,10 @@
 use std::fmt;
 
 use bytes::Bytes;
-use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use crate::db::PayloadHash;
-use crate::envelope::{Envelope, Headers};
+use crate::envelope::Envelope;
 
 /// Why a message was given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -196,48 +195,6 @@ impl<'a> DeadLetter<'a> {
     pub fn payload(&self) -> &Bytes {
         &self.envelope.payload
     }
-
-    /// Headers and native properties as a JSON document of ASCII text, whatever bytes they hold.
-    #[must_use]
-    pub fn headers_document(&self) -> String {
-        let envelope = self.envelope;
-        let document = json!({
-            "id": envelope.id,
-            "type": envelope.message_type,
-            "content_type": envelope.content_type,
-            "correlation_id": envelope.correlation_id,
-            "key": envelope.key,
-            "headers": headers_as_json(&envelope.headers),
-        });
-        ascii(&document.to_string())
-    }
-}
-
-/// `[[name, text], [name, {"bytes": [..]}], ..]`: a list, because names repeat; bytes where a value is no text.
-fn headers_as_json(headers: &Headers) -> serde_json::Value {
-    headers
-        .iter()
-        .map(|(name, value)| match std::str::from_utf8(value) {
-            Ok(text) => json!([name, text]),
-            Err(_) => json!([name, { "bytes": value }]),
-        })
-        .collect()
-}
-
-/// Escapes everything outside ASCII in a JSON document, so that no server encoding can refuse it.
-fn ascii(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    let mut units = [0_u16; 2];
-    for c in json.chars() {
-        if c.is_ascii() {
-            out.push(c);
-        } else {
-            for unit in c.encode_utf16(&mut units) {
-                out.push_str(&format!("\\u{unit:04x}"));
-            }
-        }
-    }
-    out
 }
 
 #[cfg(test)]
@@ -250,25 +207,6 @@ mod tests {
         assert!(text.as_str().starts_with("\\0😀"));
         assert!(text.as_str().ends_with("[cut, 20002 bytes in all]"));
         assert!(!text.as_str().contains('\0'));
-    }
-
-    #[test]
-    fn headers_of_any_bytes_become_a_document_of_ascii() {
-        let envelope = Envelope::new("")
-            .header("é", "a\0b")
-            .header("raw", vec![0xff, 0x00]);
-        let text = FailureText::new("");
-        let document = DeadLetter::new("s", &envelope, DeadLetterReason::Undecodable, &text)
-            .headers_document();
-        assert!(
-            document.is_ascii() && !document.contains('\0'),
-            "{document}"
-        );
-        let read: serde_json::Value = serde_json::from_str(&document).unwrap();
-        assert_eq!(
-            read["headers"],
-            json!([["é", "a\0b"], ["raw", { "bytes": [255, 0] }]])
-        );
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod consumer;
 mod db;
 mod dead_letter;
 mod delivery;
+mod document;
 mod envelope;
 mod error;
 mod extract;
@@ -42,6 +43,7 @@ pub use db::{
 };
 pub use dead_letter::{DeadLetter, DeadLetterReason, ExistingEntry, FailureText};
 pub use delivery::Delivery;
+pub use document::InvalidDocument;
 pub use envelope::{Envelope, Headers};
 pub use error::{
     BoxError, CallError, DecodeError, ExtractError, HandlerError, HandlerOutcome, IntoHandlerError,

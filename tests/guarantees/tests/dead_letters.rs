@@ -309,6 +309,7 @@ on_each_database! {
                 "content_type": "application/octet-stream",
                 "correlation_id": "c-\u{e9}",
                 "key": "k",
+                "published_at": null,
                 "headers": [
                     ["zero", "a\0b"], ["raw", {"bytes": [255, 0]}], ["twice", "1"], ["twice", "2"],
                     ["grüße\0", "😀"]

@@ -660,7 +660,7 @@ impl InboxDatabase for Postgres {
             .bind(letter.reason.as_str())
             .bind(letter.text.as_str())
             .bind(i32::try_from(letter.attempts).unwrap_or(i32::MAX))
-            .bind(letter.headers_document())
+            .bind(letter.envelope.to_document())
             .bind(&**letter.payload())
             .execute(conn)
             .await?;

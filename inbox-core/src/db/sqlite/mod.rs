@@ -431,7 +431,7 @@ impl InboxDatabase for Sqlite {
             .bind(letter.reason.as_str())
             .bind(letter.text.as_str())
             .bind(letter.attempts)
-            .bind(letter.headers_document())
+            .bind(letter.envelope.to_document())
             .bind(&**letter.payload())
             .execute(conn)
             .await?;
