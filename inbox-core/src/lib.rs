@@ -38,10 +38,14 @@ mod tx;
 pub use batch::{Batch, Batched, FromBatch, Messages, SingleMessage};
 pub use consumer::{ConsumerName, InvalidConsumerName};
 pub use db::{
-    Claim, ClaimKey, Claimed, Claims, Dialect, Done, ErrorClass, Existing, Finding, InboxDatabase,
-    Inspection, MigrationError, PayloadHash, Requisites, Sealed, Severity, TraceOfClaim,
+    Claim, ClaimKey, Claimed, Claims, DeadLetterStore, Dialect, Done, ErrorClass, Existing,
+    Finding, InboxDatabase, Inspection, MigrationError, PayloadHash, Requisites, Sealed, Severity,
+    TraceOfClaim,
 };
-pub use dead_letter::{DeadLetter, DeadLetterReason, ExistingEntry, FailureText};
+pub use dead_letter::{
+    DeadLetter, DeadLetterEntry, DeadLetterOrder, DeadLetterQuery, DeadLetterReason,
+    DeadLetterState, ExistingEntry, FailureText, StoredDeadLetter, UnknownReason,
+};
 pub use delivery::Delivery;
 pub use document::InvalidDocument;
 pub use envelope::{Envelope, Headers};

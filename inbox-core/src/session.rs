@@ -37,6 +37,12 @@ impl<Db: InboxDatabase> Layout<Db> {
         Self { statements }
     }
 
+    /// The statements.
+    #[must_use]
+    pub const fn statements(&self) -> &Db::Statements {
+        &self.statements
+    }
+
     /// The text that begins a transaction with these options; built once, because a worker uses it for every
     /// message.
     #[must_use]

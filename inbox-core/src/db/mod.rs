@@ -10,11 +10,12 @@ use sha2::{Digest as _, Sha256};
 use sqlx::{Database, Pool, SqlSafeStr as _};
 use sqlx_core::transaction::TransactionManager;
 
-use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
+use crate::dead_letter::FailureText;
 use crate::envelope::Envelope;
 use crate::session::TransactionOptions;
 use crate::tables::Tables;
 
+mod dead_letters;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod executor;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -23,6 +24,8 @@ mod migrations;
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+
+pub use dead_letters::DeadLetterStore;
 
 pub(crate) mod sealed {
     /// A wrong implementation of [`super::InboxDatabase`] would break the guarantee: only ours exist.
@@ -45,7 +48,7 @@ pub trait Dialect: Database + sealed::Sealed {
     label = "not an inbox database",
     note = "the databases are `sqlx::Postgres` (feature `postgres`) and `sqlx::Sqlite` (feature `sqlite`)"
 )]
-pub trait InboxDatabase: Dialect {
+pub trait InboxDatabase: Dialect + DeadLetterStore {
     /// How many workers may write at once, where the database itself is the limit.
     const MAX_CONCURRENCY: Option<usize>;
 
@@ -200,14 +203,6 @@ pub trait InboxDatabase: Dialect {
         conn: &mut Self::Connection,
         statements: &Self::Statements,
         key: ClaimKey<'_>,
-    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
-
-    /// Stores a dead letter, unless it has an entry already.
-    fn store_dead_letter(
-        conn: &mut Self::Connection,
-        statements: &Self::Statements,
-        letter: &DeadLetter<'_>,
-        existing: ExistingEntry,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Counts a failure and answers how many there are, this one included.
