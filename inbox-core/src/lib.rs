@@ -38,9 +38,10 @@ mod tx;
 pub use batch::{Batch, Batched, FromBatch, Messages, SingleMessage};
 pub use consumer::{ConsumerName, InvalidConsumerName};
 pub use db::{
-    Claim, ClaimKey, Claimed, Claims, DeadLetterStore, Dialect, Done, ErrorClass, Existing,
-    Finding, InboxDatabase, Inspection, MigrationError, PayloadHash, Requisites, Sealed, Severity,
-    TraceOfClaim,
+    Claim, ClaimKey, Claimed, Claims, Counted, DeadLetterStore, Dialect, Done, ErrorClass,
+    Existing, Finding, InboxDatabase, Inspection, Kept, MigrationError, PayloadHash, Requisites,
+    Sealed, Severity, TraceOfClaim,
+    stored::{Lease, LeaseTerms, LeasedMessage, MessageStore, WaitingMessage},
 };
 pub use dead_letter::{
     DeadLetter, DeadLetterEntry, DeadLetterOrder, DeadLetterQuery, DeadLetterReason,

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use sqlx::Pool;
 
+use crate::db::stored::WaitingMessage;
 use crate::db::{
-    ClaimKey, Claimed, Claims, Done, ErrorClass, Existing, InboxDatabase, Sealed, TraceOfClaim,
-    level,
+    ClaimKey, Claimed, Claims, Counted, Done, ErrorClass, Existing, InboxDatabase, Sealed,
+    TraceOfClaim, level,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::error::HandlerError;
@@ -265,8 +266,56 @@ impl<Db: InboxDatabase> Session<Db> {
         &mut self,
         key: ClaimKey<'_>,
         failure: &FailureText,
+        ends_start: bool,
     ) -> Result<u32, sqlx::Error> {
-        Db::record_failure(self.tx.conn(), &self.layout.statements, key, failure).await
+        let statements = &self.layout.statements;
+        Db::record_failure(self.tx.conn(), statements, key, failure, ends_start).await
+    }
+
+    /// Counts the start of an attempt in a transaction of its own. With `below`, a message that must be watched alone
+    /// is not counted: `None`.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn record_start(
+        &mut self,
+        begin: &Arc<str>,
+        key: ClaimKey<'_>,
+        below: Option<u32>,
+    ) -> Result<Option<Counted>, sqlx::Error> {
+        self.begin(begin).await?;
+        let counted = Db::record_start(self.tx.conn(), &self.layout.statements, key, below).await?;
+        self.commit().await?;
+        Ok(counted)
+    }
+
+    /// Notes in a transaction of its own that a counted start came to an end.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn forget_start(
+        &mut self,
+        begin: &Arc<str>,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        self.begin(begin).await?;
+        Db::forget_start(self.tx.conn(), &self.layout.statements, key).await?;
+        self.commit().await
+    }
+
+    /// Stores a message in the open transaction, to be tried again after `delay`.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn store_message(
+        &mut self,
+        message: &WaitingMessage<'_>,
+        delay: Duration,
+    ) -> Result<(), sqlx::Error> {
+        Db::store_message(self.tx.conn(), &self.layout.statements, message, delay).await
     }
 
     /// What kind of database error made a handler fail, if one did: found in the source chain of what it

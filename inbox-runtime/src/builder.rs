@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inbox_core::{
-    ConsumerName, HandlerOn, HandlerSpec, InboxDatabase, Inspection, Isolation, Layout,
-    MigrationError, Requirements, Requisites, Severity, SharedState, Source, StateMap, Tables,
-    TransactionOptions,
+    Capabilities, ConsumerName, HandlerOn, HandlerSpec, InboxDatabase, Inspection, Isolation,
+    Layout, MigrationError, Requirements, Requisites, Severity, SharedState, Source, StateMap,
+    Tables, TransactionOptions,
 };
 use sqlx::Pool;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::RetryPolicy;
@@ -17,8 +18,10 @@ use crate::checks::{self, SourceFacts};
 use crate::gate::Gate;
 use crate::hold::Hold;
 use crate::inbox::Inbox;
+use crate::monitor::Monitor;
 use crate::queue::Queue;
 use crate::route::{Callable, PerTransaction, Registered, Route};
+use crate::solitude::Solitude;
 use crate::testing::StepHook;
 use crate::worker::Shared;
 
@@ -81,6 +84,8 @@ pub struct InboxBuilder<Db: InboxDatabase> {
     commit_wait: Duration,
     grace: Duration,
     longest_hold: Duration,
+    lease: Option<Duration>,
+    poll: Duration,
     retry: RetryPolicy,
     broken_after: u32,
     ack_after_flush: bool,
@@ -115,7 +120,9 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             claim_wait: Duration::from_secs(5),
             commit_wait: Duration::from_secs(30),
             grace: Duration::from_secs(25),
-            longest_hold: Duration::from_secs(5 * 60),
+            longest_hold: Duration::from_secs(1),
+            lease: None,
+            poll: Duration::from_secs(1),
             retry: RetryPolicy::default(),
             broken_after: 25,
             ack_after_flush: false,
@@ -244,10 +251,26 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         self
     }
 
-    /// How long a delivery may be held in memory for a retry on a broker without delays (default 5 min); it
-    /// keeps its place in the prefetch meanwhile.
+    /// How long a delivery whose handler failed may be held in memory on a broker without delays (default 1 s); it
+    /// keeps its place in the prefetch meanwhile. A longer delay is waited for in the database: the message is parked in
+    /// `inbox_messages` and then acked.
     pub const fn longest_hold(mut self, hold: Duration) -> Self {
         self.longest_hold = hold;
+        self
+    }
+
+    /// For how long a message that waited in the database is in the hands of one worker (default: twice as long as the
+    /// longest handler, a claim and a commit may take, and half a minute more). When a process ends with such messages in
+    /// work, they are tried again after that time.
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// How often the database is asked for parked and replayed messages that are due (default 1 s). A message that this
+    /// process itself parked is tried when it is due.
+    pub const fn poll_interval(mut self, interval: Duration) -> Self {
+        self.poll = interval;
         self
     }
 
@@ -453,6 +476,18 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 Duration::from_secs(24 * 60 * 60),
             ),
             (
+                "poll_interval",
+                self.poll,
+                Duration::from_millis(10),
+                Duration::from_secs(60 * 60),
+            ),
+            (
+                "lease",
+                self.lease_time(),
+                Duration::from_millis(100),
+                Duration::from_secs(7 * 24 * 60 * 60),
+            ),
+            (
                 "longest_hold",
                 self.longest_hold,
                 Duration::from_millis(1),
@@ -494,6 +529,16 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             );
         }
         problems
+    }
+
+    /// The time after which a message that waited in the database is somebody else's.
+    fn lease_time(&self) -> Duration {
+        let handlers = self.handlers.iter();
+        let longest = handlers.map(|candidate| candidate.spec.timeout).max();
+        self.lease.unwrap_or_else(|| {
+            (longest.unwrap_or_default() + self.claim_wait + self.commit_wait) * 2
+                + Duration::from_secs(30)
+        })
     }
 
     /// Migrates if asked to, then looks at tables and settings.
@@ -550,6 +595,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         concurrency: NonZeroUsize,
         prefetch: NonZeroUsize,
     ) -> Result<Inbox<Db>, BuildError> {
+        let lease = self.lease_time();
         let layout = Arc::new(Layout::new(inspection.statements));
         let options = |isolation, idle_limit| TransactionOptions {
             isolation,
@@ -574,13 +620,27 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             )));
         }
         let begin = layout.begin_text(&options(Isolation::ReadCommitted, IDLE_MARGIN));
+        let monitor = Monitor::new(
+            handlers
+                .iter()
+                .map(|handler| (handler.consumer.clone(), Arc::clone(&handler.tally)))
+                .collect(),
+            self.sources.iter().map(|(name, _)| name.clone()).collect(),
+            self.broken_after,
+        );
         let ignored = Arc::new(std::mem::take(&mut self.ignored));
+        let any_source = Route {
+            source: String::new(),
+            system: "inbox",
+            capabilities: Capabilities::new(),
+            id_sources: Vec::new(),
+            id_scope: None,
+            handlers: handlers.clone(),
+            ignored: Arc::clone(&ignored),
+        };
         let sources = std::mem::take(&mut self.sources)
             .into_iter()
             .map(|(name, source)| {
-                let listening = |handler: &Registered<Db>| {
-                    handler.spec.from.is_empty() || handler.spec.from.contains(&name.as_str())
-                };
                 let route = Route {
                     system: source.system(),
                     capabilities: source.capabilities(),
@@ -588,7 +648,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                     id_scope: self.scope_of(&name),
                     handlers: handlers
                         .iter()
-                        .filter(|handler| listening(handler))
+                        .filter(|handler| handler.listens_to(&name))
                         .cloned()
                         .collect(),
                     ignored: Arc::clone(&ignored),
@@ -610,17 +670,23 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             claim_wait: self.claim_wait,
             commit_wait: self.commit_wait,
             longest_hold: self.longest_hold,
+            lease,
+            poll: self.poll,
+            solitude: Solitude::new(concurrency.get()),
+            parked: Notify::new(),
             retry: self.retry,
             broken_after: self.broken_after,
             ack_after_flush: self.ack_after_flush,
             keep_collisions: self.keep_collisions,
             hook: self.hook,
+            monitor,
             stop,
             cut_off: CancellationToken::new(),
         };
         Ok(Inbox {
             shared: Arc::new(shared),
             sources,
+            any_source,
             prefetch,
             concurrency,
             grace: self.grace,

@@ -6,14 +6,15 @@
 //! one, which finds out whose fault it was and counts it there. Nothing is counted here.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use smallvec::{SmallVec, smallvec};
 use tracing::Instrument as _;
 
 use inbox_core::{
-    Claim, ClaimKey, Claimed, Claims, Done, ErrorClass, FailureText, InboxDatabase, Sealed,
-    Session, TraceOfClaim,
+    Claim, ClaimKey, Claimed, Claims, Counted, Done, ErrorClass, FailureText, InboxDatabase,
+    Sealed, Session, TraceOfClaim,
 };
 
 use crate::job::{Job, Outcome, Work};
@@ -218,6 +219,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         if !self.may_look_ahead || self.ahead.is_some() || self.shared.stop.is_cancelled() {
             return;
         }
+        if self.shared.solitude.is_wanted() {
+            return;
+        }
         let next = self.put_off.take();
         if let Some(job) = next.or_else(|| self.queue.try_take(self.number)) {
             self.ahead = self.gather(job);
@@ -404,11 +408,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         let mut with_history = Vec::new();
         for (member, answer) in order.iter().zip(answers) {
             match answer {
-                Claimed::Won {
-                    attempts: 0,
-                    dead: false,
-                    mark,
-                } => group.members[*member].mark = mark,
+                Claimed::Won { counted, mark, .. } if counted == Counted::default() => {
+                    group.members[*member].mark = mark;
+                }
                 Claimed::Duplicate => is_duplicate[*member] = true,
                 _ => with_history.push(*member),
             }
@@ -529,7 +531,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                     shared.hook.reach(Step::AfterCommit, group.id(*member));
                 }
                 self.go_on_with(session, claimed);
-                handler.note_success();
+                handler.tally.note_success();
                 if !group.is_split {
                     handler.sharing().note_end(size, begun.elapsed() < LONG);
                 }
@@ -622,6 +624,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 registered: &group.handler,
                 id: &group.members[*member].admitted.id,
                 transient_runs: 0,
+                is_start_counted: AtomicBool::new(false),
             };
             let failure = Failure::of_handler(FailureText::new(
                 "a handler in the same transaction ended it; leave the transaction to the runtime",
@@ -687,6 +690,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                     self.conclude(ending, share, &job, Some(&admitted.id))
                 {
                     share.status = status;
+                    job.note(status);
                 }
             }
         }
@@ -711,6 +715,7 @@ impl<Db: InboxDatabase> Shared<Db> {
             registered: &group.handler,
             id: &group.members[*member].admitted.id,
             transient_runs: 0,
+            is_start_counted: AtomicBool::new(false),
         };
         if group.handler.spec.batch.is_some() {
             let attempts: Vec<_> = winners.iter().map(attempt).collect();

@@ -11,14 +11,18 @@ use tokio_util::sync::CancellationToken;
 use crate::builder::InboxBuilder;
 use crate::intake::Intake;
 use crate::job::Job;
+use crate::monitor::Monitor;
 use crate::queue::Queue;
 use crate::route::Route;
+use crate::stored::StoredIntake;
 use crate::worker::{Shared, Worker};
 
 /// A configured inbox, checked and ready to run.
 pub struct Inbox<Db: InboxDatabase> {
     pub(crate) shared: Arc<Shared<Db>>,
     pub(crate) sources: Vec<Routed<Db>>,
+    /// For messages that wait in the database and whose source is not known any more.
+    pub(crate) any_source: Route<Db>,
     pub(crate) prefetch: NonZeroUsize,
     pub(crate) concurrency: NonZeroUsize,
     pub(crate) grace: Duration,
@@ -61,6 +65,12 @@ impl<Db: InboxDatabase> Inbox<Db> {
     /// which survive every reset.
     pub fn builder(pool: Pool<Db>) -> InboxBuilder<Db> {
         InboxBuilder::new(pool)
+    }
+
+    /// Looks at what this inbox does, also while it runs.
+    #[must_use]
+    pub fn monitor(&self) -> Monitor {
+        self.shared.monitor.clone()
     }
 
     /// Consumes and processes until `shutdown` completes, then stops gracefully: no new transaction starts, running
@@ -115,6 +125,14 @@ impl<Db: InboxDatabase> Inbox<Db> {
 
     async fn run(self) -> Stopped {
         let queue = self.queue;
+        let stored = StoredIntake::new(
+            Arc::clone(&self.shared),
+            Arc::clone(&queue),
+            self.sources.iter().map(|(_, route)| route),
+            self.any_source,
+            self.prefetch.get(),
+        );
+        let stored = tokio::spawn(stored.run());
         let intakes: Vec<_> = self
             .sources
             .into_iter()
@@ -124,10 +142,12 @@ impl<Db: InboxDatabase> Inbox<Db> {
                     route,
                     prefetch: self.prefetch,
                     queue: Arc::clone(&queue),
+                    monitor: self.shared.monitor.clone(),
                     stop: self.shared.stop.clone(),
                 };
                 tokio::spawn(intake.run())
             })
+            .chain([stored])
             .collect();
         let workers: Vec<_> = (0..self.concurrency.get())
             .map(|number| {

@@ -2,12 +2,13 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use inbox_core::{Assignment, InboxDatabase, Source};
+use inbox_core::{Assignment, FailureText, InboxDatabase, Source, SourceError};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff;
 use crate::job::Job;
+use crate::monitor::{Monitor, Watched};
 use crate::queue::Queue;
 use crate::route::Route;
 
@@ -23,6 +24,7 @@ pub(crate) struct Intake<Db: InboxDatabase> {
     pub(crate) route: Arc<Route<Db>>,
     pub(crate) prefetch: NonZeroUsize,
     pub(crate) queue: Arc<Queue<Db>>,
+    pub(crate) monitor: Monitor,
     pub(crate) stop: CancellationToken,
 }
 
@@ -54,23 +56,41 @@ impl<Db: InboxDatabase> Intake<Db> {
             match opened {
                 Ok(Ok(assignment)) => {
                     tracing::info!(source = %self.route.source, system = self.route.system, "consuming");
+                    self.watch(Watched::note_up);
                     return Some(assignment);
                 }
-                Ok(Err(error)) => tracing::warn!(
-                    source = %self.route.source,
-                    system = self.route.system,
-                    failures = *failures,
-                    error = &error as &dyn std::error::Error,
-                    "the source cannot be opened; trying again"
-                ),
-                Err(_) => tracing::warn!(
-                    source = %self.route.source,
-                    system = self.route.system,
-                    failures = *failures,
-                    limit = ?OPEN_LIMIT,
-                    "the source did not open in time; trying again"
-                ),
+                Ok(Err(error)) => {
+                    self.note_down(&error);
+                    tracing::warn!(
+                        source = %self.route.source,
+                        system = self.route.system,
+                        failures = *failures,
+                        error = &error as &dyn std::error::Error,
+                        "the source cannot be opened; trying again"
+                    );
+                }
+                Err(_) => {
+                    self.watch(|source| source.note_down("it did not open in time"));
+                    tracing::warn!(
+                        source = %self.route.source,
+                        system = self.route.system,
+                        failures = *failures,
+                        limit = ?OPEN_LIMIT,
+                        "the source did not open in time; trying again"
+                    );
+                }
             }
+        }
+    }
+
+    fn note_down(&self, error: &SourceError) {
+        let why = FailureText::of_error(error);
+        self.watch(|source| source.note_down(why.as_str()));
+    }
+
+    fn watch(&self, note: impl FnOnce(&Watched)) {
+        if let Some(source) = self.monitor.source(&self.route.source) {
+            note(source);
         }
     }
 
@@ -104,10 +124,12 @@ impl<Db: InboxDatabase> Intake<Db> {
                     self.queue.push(job);
                 }
                 Ok(None) => {
+                    self.watch(|source| source.note_down("it ended"));
                     tracing::warn!(source = %self.route.source, "the source ended; opening it again");
                     return false;
                 }
                 Err(error) => {
+                    self.note_down(&error);
                     tracing::warn!(
                         source = %self.route.source,
                         error = &error as &dyn std::error::Error,

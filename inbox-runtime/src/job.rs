@@ -2,7 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use inbox_core::{Delivery, Envelope, InboxDatabase, Settle, SettleToken, Verdict};
+use inbox_core::{Delivery, Envelope, InboxDatabase, MessageId, Settle, SettleToken, Verdict};
 use smallvec::SmallVec;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -21,11 +21,26 @@ pub(crate) struct Job<Db: InboxDatabase> {
     pub(crate) lane: Option<LaneKey>,
     /// Its turn in the lane, from the queue to the end of the attempt.
     pub(crate) turn: Option<Turn<Db>>,
+    /// Whether an attempt may have begun before: then each start is counted, for it may end the process.
+    pub(crate) counts_starts: bool,
+    /// For whom and under which id it waited in the database, if it did.
+    pub(crate) stored: Option<Stored>,
+    /// Whether a consumer keeps it, as a dead letter or parked: from then on the broker does not get it back.
+    is_kept: bool,
     settle: Arc<dyn Settle>,
     token: Option<SettleToken>,
     received: Instant,
     /// The prefetch slot: given back when the job goes.
     _slot: OwnedSemaphorePermit,
+}
+
+/// A message that waited in the database.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored {
+    /// `None`: it goes to whoever takes its type.
+    pub(crate) consumer: Option<String>,
+    /// The id under which the consumer claims it, whatever the configuration says by now.
+    pub(crate) id: Option<MessageId>,
 }
 
 /// Deliveries that are settled together, seldom more than one.
@@ -54,6 +69,21 @@ pub(crate) struct Share<Db: InboxDatabase> {
     /// What recognises a transaction of this message that its handler may have committed itself: if so, a person
     /// must be told.
     pub(crate) in_doubt: Option<String>,
+    /// Whether a start is counted that has not come to its end.
+    pub(crate) is_start_counted: bool,
+}
+
+impl<Db: InboxDatabase> Share<Db> {
+    const fn of(handler: Arc<Registered<Db>>) -> Self {
+        Self {
+            handler,
+            status: Status::Open,
+            transient_runs: 0,
+            uncounted_tries: 0,
+            in_doubt: None,
+            is_start_counted: false,
+        }
+    }
 }
 
 /// How far one consumer is with a delivery.
@@ -74,6 +104,8 @@ pub(crate) enum Outcome {
     Processed,
     Duplicate,
     Dead,
+    /// It waits in the database for its next attempt.
+    Parked,
 }
 
 impl Outcome {
@@ -82,6 +114,7 @@ impl Outcome {
             Self::Processed => "processed",
             Self::Duplicate => "duplicate",
             Self::Dead => "dead_letter",
+            Self::Parked => "parked",
         }
     }
 }
@@ -115,21 +148,51 @@ impl<Db: InboxDatabase> Job<Db> {
         slot: OwnedSemaphorePermit,
         queue: &Queue<Db>,
     ) -> Self {
-        let work = match route.destination(&delivery.envelope) {
-            Destination::Handlers(handlers) => Work::Shares(
-                handlers
-                    .into_iter()
-                    .map(|handler| Share {
-                        handler,
-                        status: Status::Open,
-                        transient_runs: 0,
-                        uncounted_tries: 0,
-                        in_doubt: None,
-                    })
-                    .collect(),
-            ),
-            Destination::Ignored => Work::Ignore,
-            Destination::Unknown { reason } => Work::Unroutable { reason, tries: 0 },
+        Self::of(delivery, None, None, route, settle, slot, queue)
+    }
+
+    /// A message that waited in the database.
+    pub(crate) fn stored(
+        delivery: Delivery,
+        stored: Stored,
+        unreadable: Option<String>,
+        route: Arc<Route<Db>>,
+        settle: Arc<dyn Settle>,
+        slot: OwnedSemaphorePermit,
+        queue: &Queue<Db>,
+    ) -> Self {
+        Self::of(
+            delivery,
+            Some(stored),
+            unreadable,
+            route,
+            settle,
+            slot,
+            queue,
+        )
+    }
+
+    fn of(
+        delivery: Delivery,
+        stored: Option<Stored>,
+        unreadable: Option<String>,
+        route: Arc<Route<Db>>,
+        settle: Arc<dyn Settle>,
+        slot: OwnedSemaphorePermit,
+        queue: &Queue<Db>,
+    ) -> Self {
+        let consumer = stored
+            .as_ref()
+            .and_then(|stored| stored.consumer.as_deref());
+        let work = match unreadable {
+            Some(reason) => Work::Unroutable { reason, tries: 0 },
+            None => match route.destination(&delivery.envelope, consumer) {
+                Destination::Handlers(handlers) => {
+                    Work::Shares(handlers.into_iter().map(Share::of).collect())
+                }
+                Destination::Ignored => Work::Ignore,
+                Destination::Unknown { reason } => Work::Unroutable { reason, tries: 0 },
+            },
         };
         let lane = match &work {
             Work::Shares(shares) => shares
@@ -144,6 +207,12 @@ impl<Db: InboxDatabase> Job<Db> {
             work,
             lane,
             turn: None,
+            counts_starts: delivery.redelivered
+                || delivery
+                    .earlier_deliveries
+                    .is_some_and(|earlier| earlier > 0),
+            stored,
+            is_kept: false,
             settle,
             token: Some(delivery.token),
             received: Instant::now(),
@@ -154,6 +223,13 @@ impl<Db: InboxDatabase> Job<Db> {
     /// Whether it has an order key, so that no other worker has a message with the same.
     pub(crate) const fn is_ordered(&self) -> bool {
         self.lane.is_some()
+    }
+
+    /// Whether it waited in the database for this consumer.
+    pub(crate) fn is_stored(&self) -> bool {
+        self.stored
+            .as_ref()
+            .is_some_and(|stored| stored.consumer.is_some())
     }
 
     /// When it was taken from its source.
@@ -175,6 +251,25 @@ impl<Db: InboxDatabase> Job<Db> {
         }
     }
 
+    /// A consumer is done with it, or waits.
+    pub(crate) fn note(&mut self, status: Status) {
+        self.is_kept |= matches!(status, Status::Done(Outcome::Dead | Outcome::Parked));
+    }
+
+    /// Whether a consumer whose handler failed has it wait in the database: a delay that the broker cannot grant, and
+    /// that is too long for a place in the prefetch.
+    pub(crate) fn must_park(&self, delay: Duration, longest_hold: Duration) -> bool {
+        let capabilities = &self.route.capabilities;
+        let broker_can_wait = !self.is_kept
+            && capabilities
+                .longest_delay
+                .is_some_and(|longest| delay <= longest);
+        let outlasts_window = capabilities
+            .settle_window
+            .is_some_and(|window| self.received.elapsed() + delay >= window / 2);
+        !broker_can_wait && (delay > longest_hold || outlasts_window)
+    }
+
     /// Whether the delivery can no longer be settled, so that another copy of it is on its way.
     pub(crate) fn is_void(&self) -> bool {
         self.settle.is_gone()
@@ -189,6 +284,7 @@ impl<Db: InboxDatabase> Job<Db> {
             return None;
         };
         let is_fresh = share.status == Status::Open
+            && !self.counts_starts
             && share.transient_runs == 0
             && share.uncounted_tries == 0
             && !self.is_void();
@@ -250,9 +346,9 @@ impl<Db: InboxDatabase> Job<Db> {
 
     /// Decides from what became of each consumer's share.
     ///
-    /// The broker gets a delivery back only when that costs nothing: it can delay, no consumer has kept the
-    /// message as a dead letter (a redelivery would have to find that out again), and it does not count a
-    /// hand-back that is not the message's fault. Everything else is held here and re-entered from memory.
+    /// The broker gets a delivery back only when that costs nothing: it can delay, no consumer keeps the message
+    /// (a redelivery would have to find that out again), and it does not count a hand-back that is not the message's
+    /// fault. Everything else is held here and re-entered from memory.
     pub(crate) fn next(&self, longest_hold: Duration) -> Next {
         let Work::Shares(shares) = &self.work else {
             return Next::Ack;
@@ -273,12 +369,9 @@ impl<Db: InboxDatabase> Job<Db> {
         }
         let delay = until.saturating_duration_since(Instant::now());
         let capabilities = &self.route.capabilities;
-        let any_dead = shares
-            .iter()
-            .any(|share| share.status == Status::Done(Outcome::Dead));
         // What is in doubt is known here alone.
         let any_in_doubt = shares.iter().any(|share| share.in_doubt.is_some());
-        let broker_may_wait = !any_dead
+        let broker_may_wait = !self.is_kept
             && !any_in_doubt
             && capabilities
                 .longest_delay

@@ -66,9 +66,12 @@ mod hold;
 mod inbox;
 mod intake;
 mod job;
+mod monitor;
 mod path;
 mod queue;
 mod route;
+mod solitude;
+mod stored;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(not(feature = "testing"))]
@@ -83,6 +86,7 @@ mod worker;
 pub use backoff::RetryPolicy;
 pub use builder::{BuildError, InboxBuilder, migrate, migrate_tables};
 pub use inbox::{Inbox, Stopped};
+pub use monitor::{Condition, Counts, Health, Monitor};
 
 #[doc(hidden)]
 pub use inbox_core::__private;

@@ -7,13 +7,14 @@
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use inbox_core::{
-    CallError, Claim, ClaimKey, Claimed, Claims, DeadLetter, DeadLetterReason, ErrorClass,
-    Existing, ExistingEntry, FailureText, IdProblem, InboxDatabase, Incoming, MessageId, Sealed,
-    Session, StateMap, TraceOfClaim,
+    CallError, Claim, ClaimKey, Claimed, Claims, Counted, DeadLetter, DeadLetterReason, ErrorClass,
+    Existing, ExistingEntry, FailureText, IdProblem, InboxDatabase, Incoming, Kept, MessageId,
+    Sealed, Session, StateMap, TraceOfClaim, WaitingMessage,
 };
 use tracing::Instrument as _;
 
@@ -51,6 +52,7 @@ pub(crate) enum Ending {
     /// Nothing is known against the message; tried again later.
     Uncounted {
         delay: Option<Duration>,
+        why: Why,
     },
     /// As little is known against it, but its handler may have made its claim durable itself, and that is not told.
     InDoubt,
@@ -59,12 +61,31 @@ pub(crate) enum Ending {
     CutOff,
 }
 
+/// What kept a message from a verdict, without its doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// The database, its schema or the configuration.
+    Infrastructure,
+    /// A copy of it is in work elsewhere.
+    Elsewhere,
+    /// Nobody knows what became of COMMIT.
+    UnknownCommit,
+}
+
+impl Ending {
+    pub(crate) const fn uncounted(why: Why) -> Self {
+        Self::Uncounted { delay: None, why }
+    }
+}
+
 /// One message in the hands of one consumer.
 pub(crate) struct Attempt<'a, Db: InboxDatabase> {
     pub(crate) job: &'a Job<Db>,
     pub(crate) registered: &'a Registered<Db>,
     pub(crate) id: &'a MessageId,
     pub(crate) transient_runs: u32,
+    /// Whether a start of it is counted that has not come to its end. Set and read by one task.
+    pub(crate) is_start_counted: AtomicBool,
 }
 
 impl<'a, Db: InboxDatabase> Attempt<'a, Db> {
@@ -88,6 +109,14 @@ impl<'a, Db: InboxDatabase> Attempt<'a, Db> {
             number,
             state,
         )
+    }
+
+    fn has_counted_start(&self) -> bool {
+        self.is_start_counted.load(Ordering::Relaxed)
+    }
+
+    fn note_start(&self, is_counted: bool) {
+        self.is_start_counted.store(is_counted, Ordering::Relaxed);
     }
 
     fn key(&self) -> ClaimKey<'a> {
@@ -138,8 +167,8 @@ pub(crate) enum Refusal {
 /// What the claim that was won told.
 #[derive(Debug)]
 struct Won {
-    /// Failures counted before.
-    attempts: u32,
+    /// What is counted against it, a start of this attempt included.
+    counted: Counted,
     /// What recognises the transaction that made the claim.
     mark: Option<String>,
 }
@@ -235,15 +264,19 @@ impl<Db: InboxDatabase> Worker<Db> {
         job: &Job<Db>,
         registered: &Registered<Db>,
     ) -> Result<Admitted<Db>, Refusal> {
+        let stored = job.stored.as_ref().and_then(|stored| stored.id.clone());
         // Without an id there is no claim, so the message cannot have been processed.
-        let id = job
-            .envelope
-            .identify(
-                registered.spec.key,
-                &job.route.id_sources,
-                job.route.id_scope.as_deref(),
-            )
-            .map_err(Refusal::NoId)?;
+        let id = match stored {
+            Some(id) => id,
+            None => job
+                .envelope
+                .identify(
+                    registered.spec.key,
+                    &job.route.id_sources,
+                    job.route.id_scope.as_deref(),
+                )
+                .map_err(Refusal::NoId)?,
+        };
         // A copy in work in this process goes first; nothing is held while this one waits.
         match self.shared.gate.try_enter(&registered.consumer, &id) {
             Some(pass) => Ok(Admitted { id, _pass: pass }),
@@ -284,11 +317,16 @@ impl<Db: InboxDatabase> Worker<Db> {
             registered: &registered,
             id: &id,
             transient_runs: share.transient_runs,
+            is_start_counted: AtomicBool::new(share.is_start_counted),
         };
-        let ending = self
-            .attempt(&attempt, opened, &mut share.in_doubt)
-            .instrument(attempt.span())
-            .await;
+        let ending = async {
+            let ending = self.attempt(&attempt, opened, &mut share.in_doubt).await;
+            self.end_start(&attempt, ending).await;
+            ending
+        }
+        .instrument(attempt.span())
+        .await;
+        share.is_start_counted = attempt.has_counted_start();
         self.conclude(ending, share, job, Some(&id))
     }
 
@@ -306,6 +344,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         let opened = match opened {
             Some(opened) => opened,
             None => {
+                if let Err(ending) = self.count_start(attempt).await {
+                    return ending;
+                }
                 let Some(session) = self.session_when_available().await else {
                     return Ending::Stopping;
                 };
@@ -323,11 +364,14 @@ impl<Db: InboxDatabase> Worker<Db> {
         let Opened { session, answer } = opened;
         let won = match answer {
             Ok(Claimed::Won {
-                dead: true,
-                attempts,
+                kept: Some(Kept::Dead),
+                counted,
                 ..
-            }) => return self.keep_beside(session, attempt, attempts).await,
-            Ok(Claimed::Won { attempts, mark, .. }) => Won { attempts, mark },
+            }) => return self.keep_beside(session, attempt, counted.all()).await,
+            Ok(Claimed::Won { kept: Some(_), .. }) if !attempt.job.is_stored() => {
+                return self.parked_already(session).await;
+            }
+            Ok(Claimed::Won { counted, mark, .. }) => Won { counted, mark },
             Ok(_) => {
                 return match in_doubt {
                     None => self.duplicate(session, attempt, &claim).await,
@@ -350,21 +394,24 @@ impl<Db: InboxDatabase> Worker<Db> {
     ) -> Ending {
         let shared = Arc::clone(&self.shared);
         let spec = &attempt.registered.spec;
-        tracing::trace!(attempts = won.attempts, "claimed");
+        tracing::trace!(
+            attempts = won.counted.attempts,
+            starts = won.counted.starts,
+            "claimed"
+        );
         shared.hook.reach(Step::AfterClaim, attempt.id.as_str());
 
-        // A crash may have come between the last failure and its dead letter.
-        if won.attempts >= spec.max_attempts
-            && !attempt.registered.seems_broken(shared.broken_after)
+        // A crash may have come between the last failure and its dead letter, or have been the message's doing.
+        let before = won.counted.all() - u32::from(attempt.has_counted_start());
+        if before >= spec.max_attempts
+            && !attempt.registered.tally.seems_broken(shared.broken_after)
         {
-            let text = FailureText::new("the message had used up its attempts before");
-            return self
-                .keep_claimed(session, attempt, &Failure::of_handler(text), won.attempts)
-                .await;
+            let failure = Failure::of_handler(used_up(won.counted, before));
+            return self.keep_claimed(session, attempt, &failure, before).await;
         }
 
         // Decode, extract, handle: a crash rolls back claim and effect together.
-        let incoming = [attempt.incoming(won.attempts.saturating_add(1), &shared.state)];
+        let incoming = [attempt.incoming(before.saturating_add(1), &shared.state)];
         let called = shared
             .call(&mut session, attempt.registered, &incoming)
             .await;
@@ -377,14 +424,12 @@ impl<Db: InboxDatabase> Worker<Db> {
                     reason: DeadLetterReason::Undecodable,
                     ..Failure::of_handler(text)
                 };
-                return self
-                    .keep_claimed(session, attempt, &failure, won.attempts)
-                    .await;
+                return self.keep_claimed(session, attempt, &failure, before).await;
             }
             // A batch of one says what is wrong with it.
             Called::SomeUndecodable(_) => {
                 self.put_back(session).await;
-                return Ending::Uncounted { delay: None };
+                return Ending::uncounted(Why::Infrastructure);
             }
             Called::Misconfigured(text) => {
                 tracing::error!(
@@ -395,6 +440,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 self.put_back(session).await;
                 return Ending::Uncounted {
                     delay: Some(Duration::from_secs(30)),
+                    why: Why::Infrastructure,
                 };
             }
             Called::Failed(failure) => {
@@ -437,13 +483,14 @@ impl<Db: InboxDatabase> Worker<Db> {
         let swallowed = session.last_statement_error().map(str::to_owned);
         shared.hook.reach(Step::BeforeCommit, attempt.id.as_str());
         let keys = [attempt.key()];
-        let have_failures = won.attempts > 0;
+        let have_failures = won.counted != Counted::default();
         let (sealed, claimed) = self.seal(&mut session, &keys, have_failures).await;
         let failure = match sealed {
             Sealed::Committed => {
                 shared.hook.reach(Step::AfterCommit, attempt.id.as_str());
                 self.go_on_with(session, claimed);
-                attempt.registered.note_success();
+                attempt.registered.tally.note_success();
+                attempt.note_start(false);
                 return Ending::Done(Outcome::Processed);
             }
             Sealed::Refused(error) => {
@@ -483,13 +530,119 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
             Sealed::Unknown(error) => {
                 drop(session);
-                return unknown(FailureText::of_error(&error).as_str());
+                return self.look_after_commit(attempt, won, &error).await;
             }
             _ => return unknown("the database did not say what became of COMMIT"),
         };
         // Whatever is open on this session now is not ours: close it.
         drop(session);
         self.failed(None, attempt, won, failure).await
+    }
+
+    /// The connection was lost while COMMIT was under way. A claim on the primary is the answer; no claim proves nothing,
+    /// for the COMMIT may still come.
+    async fn look_after_commit(
+        &mut self,
+        attempt: &Attempt<'_, Db>,
+        won: &Won,
+        error: &sqlx::Error,
+    ) -> Ending {
+        let ending = unknown(FailureText::of_error(error).as_str());
+        let Ok(mut session) = self.new_session().await else {
+            return ending;
+        };
+        let tracing = session.trace(attempt.key(), won.mark.as_deref());
+        let outcome = match limited(STATEMENT_LIMIT, "reading the claim", tracing).await {
+            Ok(TraceOfClaim::Ours) => Outcome::Processed,
+            Ok(TraceOfClaim::Foreign) => Outcome::Duplicate,
+            Ok(_) => {
+                self.session = Some(session);
+                return ending;
+            }
+            Err(_) => return ending,
+        };
+        self.session = Some(session);
+        self.unflushed.note_duplicate();
+        tracing::info!(outcome = outcome.as_str(), "the claim is there");
+        Ending::Done(outcome)
+    }
+
+    /// Counts the start of a message of which an attempt may have begun before, ahead of everything that it could do
+    /// to the process.
+    ///
+    /// A message of which a start is counted that nobody saw end, or whose last chance this is, runs alone: then it is
+    /// to blame when the process dies, and no neighbour.
+    async fn count_start(&mut self, attempt: &Attempt<'_, Db>) -> Result<(), Ending> {
+        if !attempt.job.counts_starts || attempt.has_counted_start() {
+            return Ok(());
+        }
+        let below = Some(attempt.registered.spec.max_attempts);
+        if self.record_start(attempt, below).await? {
+            return Ok(());
+        }
+        self.company = None;
+        let stop = self.shared.stop.clone();
+        let company = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Err(Ending::Stopping),
+            company = self.shared.solitude.alone() => company,
+        };
+        self.company = company;
+        self.record_start(attempt, None).await?;
+        Ok(())
+    }
+
+    /// Whether the start was counted.
+    async fn record_start(
+        &mut self,
+        attempt: &Attempt<'_, Db>,
+        below: Option<u32>,
+    ) -> Result<bool, Ending> {
+        let Some(mut session) = self.session_when_available().await else {
+            return Err(Ending::Stopping);
+        };
+        let recording = session.record_start(&self.shared.begin, attempt.key(), below);
+        match limited(STATEMENT_LIMIT, "counting the start", recording).await {
+            Ok(counted) => {
+                self.session = Some(session);
+                attempt.note_start(counted.is_some());
+                Ok(counted.is_some())
+            }
+            Err(fault) => Err(uncounted("counting the start", &fault)),
+        }
+    }
+
+    /// A counted start came to an end that says nothing against the message. One try: what cannot be forgotten, because
+    /// the database is away, stays with the share.
+    async fn end_start(&mut self, attempt: &Attempt<'_, Db>, ending: Ending) {
+        let is_over = matches!(
+            ending,
+            Ending::Failed { .. } | Ending::Done(Outcome::Processed | Outcome::Dead)
+        );
+        if is_over {
+            attempt.note_start(false);
+        }
+        if !attempt.has_counted_start() || self.ahead_opened.is_some() {
+            return;
+        }
+        let mut session = match self.session.take() {
+            Some(session) => session,
+            None => match self.new_session().await {
+                Ok(session) => session,
+                Err(_) => return,
+            },
+        };
+        let forgetting = session.forget_start(&self.shared.begin, attempt.key());
+        match limited(STATEMENT_LIMIT, "forgetting the start", forgetting).await {
+            Ok(()) => {
+                self.session = Some(session);
+                attempt.note_start(false);
+            }
+            Err(fault) => tracing::warn!(
+                error = fault.text().as_str(),
+                "a start that came to its end is still counted"
+            ),
+        }
     }
 
     /// A duplicate: acked after a look at whether it is really the same message.
@@ -503,7 +656,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             Ok(compared) => match compared.first() {
                 Some(Comparison::Collides) => self.keep_collision(attempt).await,
                 Some(one) => one.ending(),
-                None => Ending::Uncounted { delay: None },
+                None => Ending::uncounted(Why::Infrastructure),
             },
             Err(fault) => uncounted("comparing the payloads", &fault),
         }
@@ -561,7 +714,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                     "a copy of the message is in work elsewhere"
                 );
                 self.put_back(session).await;
-                Ending::Uncounted { delay: None }
+                Ending::uncounted(Why::Elsewhere)
             }
             ErrorClass::Statement => {
                 drop(session);
@@ -571,6 +724,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 );
                 Ending::Uncounted {
                     delay: Some(backoff::misconfigured(1)),
+                    why: Why::Infrastructure,
                 }
             }
             _ => {
@@ -579,7 +733,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                     error = fault.text().as_str(),
                     "the database was lost before the claim"
                 );
-                Ending::Uncounted { delay: None }
+                Ending::uncounted(Why::Infrastructure)
             }
         }
     }
@@ -645,16 +799,21 @@ impl<Db: InboxDatabase> Worker<Db> {
                     "the database was not available to the handler"
                 );
                 self.session = Some(session);
-                return Ending::Uncounted { delay: None };
+                return Ending::uncounted(Why::Infrastructure);
             }
             _ => {}
         }
         if failure.reason == DeadLetterReason::Rejected {
-            return self.keep(session, attempt, &failure, won.attempts).await;
+            return self
+                .keep(session, attempt, &failure, won.counted.attempts)
+                .await;
         }
+        let ends_start = attempt.has_counted_start();
         let recorded = async {
             session.begin(&self.shared.begin).await?;
-            let failures = session.record_failure(attempt.key(), &failure.text).await?;
+            let failures = session
+                .record_failure(attempt.key(), &failure.text, ends_start)
+                .await?;
             session.commit().await?;
             Ok(failures)
         };
@@ -662,6 +821,8 @@ impl<Db: InboxDatabase> Worker<Db> {
             Ok(failures) => failures,
             Err(fault) => return uncounted("counting the failure", &fault),
         };
+        attempt.note_start(false);
+        registered.tally.note_failure();
         tracing::warn!(
             consumer = %registered.consumer,
             message_id = %attempt.id,
@@ -672,25 +833,79 @@ impl<Db: InboxDatabase> Worker<Db> {
             "the handler failed"
         );
         if failures < registered.spec.max_attempts {
-            self.session = Some(session);
             let delay = self.shared.retry.after_failure(failures);
-            return Ending::Failed {
-                delay: failure.delay.map_or(delay, |asked| asked.max(delay)),
-            };
+            let delay = failure.delay.map_or(delay, |asked| asked.max(delay));
+            return self.wait(session, attempt, delay).await;
         }
-        if registered.seems_broken(self.shared.broken_after) {
+        if registered.tally.seems_broken(self.shared.broken_after) {
             tracing::error!(
                 consumer = %registered.consumer,
                 in_a_row = self.shared.broken_after,
                 "so many messages failed in a row that the handler or what it needs is to blame: no more dead \
                  letters until one succeeds; the messages are kept and tried again"
             );
-            self.session = Some(session);
-            return Ending::Failed {
-                delay: self.shared.retry.longest,
-            };
+            let delay = self.shared.retry.longest;
+            return self.wait(session, attempt, delay).await;
         }
         self.keep(session, attempt, &failure, failures).await
+    }
+
+    /// Lets a message that failed wait: at the broker, in memory, or, where neither can, in the database.
+    async fn wait(
+        &mut self,
+        session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        delay: Duration,
+    ) -> Ending {
+        if !attempt.job.must_park(delay, self.shared.longest_hold) {
+            self.session = Some(session);
+            return Ending::Failed { delay };
+        }
+        let claim = Claim::new(attempt.key(), &attempt.job.envelope);
+        let shared = Arc::clone(&self.shared);
+        let claims = std::slice::from_ref(&claim);
+        let Opened {
+            mut session,
+            answer,
+        } = shared.claim(session, &shared.begin, claims).await.sole();
+        match answer {
+            Ok(Claimed::Won {
+                kept: Some(Kept::Dead),
+                counted,
+                ..
+            }) => return self.keep_beside(session, attempt, counted.all()).await,
+            Ok(Claimed::Won { .. }) => {}
+            Ok(_) => return self.duplicate(session, attempt, &claim).await,
+            Err(fault) => return self.not_claimed(session, fault).await,
+        }
+        let message = WaitingMessage {
+            key: attempt.key(),
+            source: &attempt.job.route.source,
+            envelope: &attempt.job.envelope,
+        };
+        // Only who has won the claim parks a message, and gives it up at once: "processed" and "to be tried again"
+        // exclude each other at every instant.
+        let parked = async {
+            session.store_message(&message, delay).await?;
+            session.withdraw_claim(attempt.key()).await?;
+            session.commit().await
+        };
+        // Whatever became of it, the next claim finds the row.
+        match limited(STATEMENT_LIMIT, "parking the message", parked).await {
+            Ok(()) => {
+                self.session = Some(session);
+                shared.parked.notify_one();
+                Ending::Done(Outcome::Parked)
+            }
+            Err(fault) => uncounted("parking the message", &fault),
+        }
+    }
+
+    /// A copy of a message that waits for its next attempt in the database: that one will be tried, this one is not
+    /// needed.
+    async fn parked_already(&mut self, session: Session<Db>) -> Ending {
+        self.put_back(session).await;
+        Ending::Done(Outcome::Parked)
     }
 
     /// Keeps a message as a dead letter in a transaction of its own, which must win the claim first: a message
@@ -727,7 +942,9 @@ impl<Db: InboxDatabase> Worker<Db> {
             if failure.reason != DeadLetterReason::AttemptsExhausted {
                 // The verdict came without a count, and a dead letter has at least one: by it the next claim
                 // knows that there is something to look for.
-                attempts = session.record_failure(attempt.key(), &failure.text).await?;
+                attempts = session
+                    .record_failure(attempt.key(), &failure.text, attempt.has_counted_start())
+                    .await?;
             }
             let letter = letter(attempt, failure, attempts);
             session
@@ -744,7 +961,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             Committed::Yes => {
                 self.session = Some(session);
                 if failure.reason == DeadLetterReason::AttemptsExhausted {
-                    attempt.registered.note_exhausted();
+                    attempt.registered.tally.note_exhausted();
                 }
                 report_dead(&letter(attempt, failure, attempts));
                 Ending::Done(Outcome::Dead)
@@ -752,7 +969,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             Committed::No(error) => uncounted("storing the dead letter", &Fault::Database(error)),
             Committed::Unknown(text) => {
                 tracing::warn!(error = %text, "the outcome of storing a dead letter is unknown; trying again");
-                Ending::Uncounted { delay: None }
+                Ending::uncounted(Why::UnknownCommit)
             }
         }
     }
@@ -859,8 +1076,15 @@ impl<Db: InboxDatabase> Worker<Db> {
             .as_ref()
             .map(MessageId::as_str)
             .or(job.envelope.id.as_deref());
+        if let Some(stored) = &job.stored {
+            letter.consumer = stored.consumer.as_deref();
+            letter.id = stored.id.as_ref().map_or(letter.id, |id| Some(id.as_str()));
+        }
         match self.keep_without_claim(&letter).await {
-            Ending::Done(_) => Ok(()),
+            Ending::Done(_) => {
+                self.shared.monitor.note_unrouted();
+                Ok(())
+            }
             _ => Err(backoff::elsewhere(tries.saturating_add(1))),
         }
     }
@@ -918,6 +1142,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         job: &Job<Db>,
         id: Option<&MessageId>,
     ) -> Passed {
+        share.handler.tally.note(ending);
         let now = Instant::now();
         let message_id = id.map_or("", MessageId::as_str);
         let consumer = share.handler.consumer.as_str();
@@ -958,7 +1183,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
             Ending::Uncounted { .. } | Ending::InDoubt => {
                 let delay = match ending {
-                    Ending::Uncounted { delay } => delay,
+                    Ending::Uncounted { delay, .. } => delay,
                     _ => None,
                 };
                 share.uncounted_tries = share.uncounted_tries.saturating_add(1);
@@ -1073,7 +1298,13 @@ impl<Db: InboxDatabase> Shared<Db> {
 
     async fn open_session(&self) -> Result<Session<Db>, Fault> {
         let open = Session::open(&self.pool, Arc::clone(&self.layout));
-        limited(STATEMENT_LIMIT, "taking a connection from the pool", open).await
+        let opened = limited(STATEMENT_LIMIT, "taking a connection from the pool", open).await;
+        let database = self.monitor.database();
+        match &opened {
+            Ok(_) => database.note_up(),
+            Err(fault) => database.note_down(fault.text().as_str()),
+        }
+        opened
     }
 }
 
@@ -1092,7 +1323,7 @@ impl Comparison {
     pub(crate) const fn ending(self) -> Ending {
         match self {
             Self::Known => Ending::Done(Outcome::Duplicate),
-            Self::Gone | Self::Collides => Ending::Uncounted { delay: None },
+            Self::Gone | Self::Collides => Ending::uncounted(Why::Infrastructure),
         }
     }
 }
@@ -1123,6 +1354,18 @@ pub(crate) fn compare_payloads(
         );
     }
     Comparison::Known
+}
+
+/// Why a message is given up without another try.
+fn used_up(counted: Counted, before: u32) -> FailureText {
+    let starts = before.saturating_sub(counted.attempts);
+    if starts == 0 {
+        return FailureText::new("the message had used up its attempts before");
+    }
+    FailureText::new(format!(
+        "{starts} attempts ended with their process (a crash, an abort, the memory limit, a kill), and {} failed",
+        counted.attempts
+    ))
 }
 
 /// The message as a dead letter of this consumer.
@@ -1162,7 +1405,7 @@ pub(crate) fn uncounted(what: &str, fault: &Fault) -> Ending {
         error = fault.text().as_str(),
         "{what} failed; the message is kept and tried again"
     );
-    Ending::Uncounted { delay: None }
+    Ending::uncounted(Why::Infrastructure)
 }
 
 /// A statement of our own failed that was to say, or to tell, whether a handler has committed its claim itself.
@@ -1177,7 +1420,7 @@ pub(crate) fn unknown(why: &str) -> Ending {
         error = why,
         "the outcome of COMMIT is unknown; the redelivery's claim will tell"
     );
-    Ending::Uncounted { delay: None }
+    Ending::uncounted(Why::UnknownCommit)
 }
 
 /// A hung step is as good as a lost connection.

@@ -2,13 +2,15 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use inbox_core::{
     Capabilities, ConsumerName, Envelope, HandlerFuture, HandlerOn, HandlerSpec, IdSource,
     InboxDatabase, Incoming, OrderBy, Tx,
 };
 use smallvec::SmallVec;
+
+use crate::monitor::Tally;
 
 /// A handler as the path runs it.
 pub(crate) struct Registered<Db: InboxDatabase> {
@@ -17,8 +19,8 @@ pub(crate) struct Registered<Db: InboxDatabase> {
     pub(crate) handler: Box<dyn Callable<Db>>,
     /// The text that begins its transactions.
     pub(crate) begin: Arc<str>,
-    /// How many messages in a row, without a success between them, used up their attempts.
-    exhausted_in_a_row: AtomicU32,
+    /// What became of its messages.
+    pub(crate) tally: Arc<Tally>,
     /// How many of its messages may share a transaction.
     sharing: Sharing,
 }
@@ -41,32 +43,19 @@ impl<Db: InboxDatabase> Registered<Db> {
             spec,
             handler,
             begin,
-            exhausted_in_a_row: AtomicU32::new(0),
+            tally: Arc::default(),
             sharing,
         }
+    }
+
+    /// Whether it takes messages of a source.
+    pub(crate) fn listens_to(&self, source: &str) -> bool {
+        self.spec.from.is_empty() || self.spec.from.contains(&source)
     }
 
     /// How many of its messages may go through one transaction now.
     pub(crate) fn sharing(&self) -> &Sharing {
         &self.sharing
-    }
-
-    /// A message succeeded: the handler works.
-    pub(crate) fn note_success(&self) {
-        // A plain store for every message would make the workers share a cache line for nothing.
-        if self.exhausted_in_a_row.load(Ordering::Relaxed) != 0 {
-            self.exhausted_in_a_row.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// A message became a dead letter by its failures.
-    pub(crate) fn note_exhausted(&self) {
-        self.exhausted_in_a_row.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether so many different messages failed in a row that the handler, not the messages, is to blame.
-    pub(crate) fn seems_broken(&self, limit: u32) -> bool {
-        self.exhausted_in_a_row.load(Ordering::Relaxed) >= limit
     }
 }
 
@@ -211,6 +200,20 @@ pub(crate) struct Route<Db: InboxDatabase> {
     pub(crate) ignored: Arc<BTreeSet<String>>,
 }
 
+impl<Db: InboxDatabase> Clone for Route<Db> {
+    fn clone(&self) -> Self {
+        Self {
+            source: self.source.clone(),
+            system: self.system,
+            capabilities: self.capabilities.clone(),
+            id_sources: self.id_sources.clone(),
+            id_scope: self.id_scope.clone(),
+            handlers: self.handlers.clone(),
+            ignored: Arc::clone(&self.ignored),
+        }
+    }
+}
+
 impl<Db: InboxDatabase> fmt::Debug for Route<Db> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Route")
@@ -243,13 +246,23 @@ impl<Db: InboxDatabase> Route<Db> {
         envelope.order_key(spec.order_by.or(by_source)?)
     }
 
-    pub(crate) fn destination(&self, envelope: &Envelope) -> Destination<Db> {
+    /// Who takes a message: one consumer, or all that listen to its source.
+    pub(crate) fn destination(
+        &self,
+        envelope: &Envelope,
+        consumer: Option<&str>,
+    ) -> Destination<Db> {
         let type_name = envelope.type_name();
         let takes = |handler: &Registered<Db>| {
-            handler.spec.on.is_empty()
-                || type_name
-                    .as_deref()
-                    .is_some_and(|name| handler.spec.on.contains(&name))
+            let is_meant = match consumer {
+                Some(consumer) => handler.consumer.as_str() == consumer,
+                None => handler.listens_to(&self.source),
+            };
+            is_meant
+                && (handler.spec.on.is_empty()
+                    || type_name
+                        .as_deref()
+                        .is_some_and(|name| handler.spec.on.contains(&name)))
         };
         let handlers: SmallVec<_> = self
             .handlers

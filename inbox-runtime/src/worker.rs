@@ -6,6 +6,7 @@ use futures_util::FutureExt as _;
 use inbox_core::{Claimed, ConsumerName, InboxDatabase, Layout, MessageId, Session, Verdict};
 use smallvec::smallvec;
 use sqlx::Pool;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{self, RetryPolicy};
@@ -14,8 +15,10 @@ use crate::gate::Gate;
 use crate::group::Group;
 use crate::hold::Hold;
 use crate::job::{Job, Jobs, Next, Status, Wait, Work};
+use crate::monitor::Monitor;
 use crate::path::{Admitted, Opened};
 use crate::queue::{Queue, WorkerNumber};
+use crate::solitude::Solitude;
 use crate::testing::{Step, StepHook};
 
 /// How long a worker without work keeps its connection from the pool.
@@ -37,12 +40,21 @@ pub(crate) struct Shared<Db: InboxDatabase> {
     pub(crate) claim_wait: Duration,
     pub(crate) commit_wait: Duration,
     pub(crate) longest_hold: Duration,
+    /// For how long a message that waits in the database is in the hands of one worker.
+    pub(crate) lease: Duration,
+    /// How often the database is looked at for messages that are due.
+    pub(crate) poll: Duration,
     pub(crate) retry: RetryPolicy,
     pub(crate) broken_after: u32,
     pub(crate) ack_after_flush: bool,
     /// Whether a duplicate with another payload becomes a dead letter.
     pub(crate) keep_collisions: bool,
     pub(crate) hook: StepHook,
+    pub(crate) monitor: Monitor,
+    /// Lets a message run alone.
+    pub(crate) solitude: Solitude,
+    /// A message was parked.
+    pub(crate) parked: Notify,
     /// No new handler starts.
     pub(crate) stop: CancellationToken,
     /// The handlers that still run are dropped.
@@ -70,6 +82,8 @@ pub(crate) struct Worker<Db: InboxDatabase> {
     pub(crate) may_look_ahead: bool,
     /// What is done and not acked yet.
     pub(crate) unflushed: Unflushed<Db>,
+    /// The right to have handlers run: a share of it, or all where a message runs alone.
+    pub(crate) company: Option<OwnedSemaphorePermit>,
 }
 
 impl<Db: InboxDatabase> Worker<Db> {
@@ -87,6 +101,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             put_off: None,
             may_look_ahead: false,
             unflushed: Unflushed::new(shared.ack_after_flush),
+            company: None,
             shared,
         }
     }
@@ -96,17 +111,21 @@ impl<Db: InboxDatabase> Worker<Db> {
         let mut cut_off = 0;
         loop {
             let opened = self.ahead_opened.take();
-            let group = match self.ahead.take() {
+            let mut group = match self.ahead.take() {
                 Some(group) => Some(group),
                 None => match self.next_job().await {
                     Some(job) => self.gather(job),
                     None => break,
                 },
             };
+            if let Some(group) = group.as_mut().filter(|_| opened.is_none()) {
+                self.linger(group).await;
+            }
+            self.company = match self.company.take() {
+                Some(company) => Some(company),
+                None => self.shared.solitude.join().await,
+            };
             if let Some(mut group) = group {
-                if opened.is_none() {
-                    self.linger(&mut group).await;
-                }
                 // A panic in the path itself (a handler's is caught there) must not cost us the worker and, with
                 // it, the deliveries.
                 let running = AssertUnwindSafe(self.run_group(&mut group, opened)).catch_unwind();
@@ -125,6 +144,10 @@ impl<Db: InboxDatabase> Worker<Db> {
                 }
             } else if let Some(job) = self.put_off.take() {
                 cut_off += usize::from(self.pass(job, None, None).await);
+            }
+            // What is claimed already is not kept waiting for somebody who wants to be alone.
+            if self.ahead_opened.is_none() {
+                self.company = None;
             }
         }
         if let Some(job) = self.put_off.take() {
@@ -223,7 +246,10 @@ impl<Db: InboxDatabase> Worker<Db> {
                             .catch_unwind()
                             .await;
                     match answer {
-                        Ok(crate::path::Passed::Status(status)) => share.status = status,
+                        Ok(crate::path::Passed::Status(status)) => {
+                            share.status = status;
+                            job.note(status);
+                        }
                         Ok(crate::path::Passed::CutOff) => {
                             cut_off = true;
                             share.status = Status::Waiting {

@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 use sqlx::{Database, Pool, SqlSafeStr as _};
 use sqlx_core::transaction::TransactionManager;
 
+use crate::db::stored::MessageStore;
 use crate::dead_letter::FailureText;
 use crate::envelope::Envelope;
 use crate::session::TransactionOptions;
@@ -24,6 +25,7 @@ mod migrations;
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+pub(crate) mod stored;
 
 pub use dead_letters::DeadLetterStore;
 
@@ -48,7 +50,7 @@ pub trait Dialect: Database + sealed::Sealed {
     label = "not an inbox database",
     note = "the databases are `sqlx::Postgres` (feature `postgres`) and `sqlx::Sqlite` (feature `sqlite`)"
 )]
-pub trait InboxDatabase: Dialect + DeadLetterStore {
+pub trait InboxDatabase: MessageStore + DeadLetterStore {
     /// How many workers may write at once, where the database itself is the limit.
     const MAX_CONCURRENCY: Option<usize>;
 
@@ -205,13 +207,33 @@ pub trait InboxDatabase: Dialect + DeadLetterStore {
         key: ClaimKey<'_>,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Counts a failure and answers how many there are, this one included.
+    /// Counts a failure and answers what is counted, this one included. With `ends_start` it is the end of a start
+    /// that was counted.
     fn record_failure(
         conn: &mut Self::Connection,
         statements: &Self::Statements,
         key: ClaimKey<'_>,
         failure: &FailureText,
+        ends_start: bool,
     ) -> impl Future<Output = Result<u32, sqlx::Error>> + Send;
+
+    /// Counts the start of an attempt, in the open transaction, and answers what is counted, this start included.
+    ///
+    /// With `below`, a message of which a start is counted already, or whose starts and failures would reach that
+    /// number, is not counted: `None`.
+    fn record_start(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        key: ClaimKey<'_>,
+        below: Option<u32>,
+    ) -> impl Future<Output = Result<Option<Counted>, sqlx::Error>> + Send;
+
+    /// A start that was counted came to an end, in the open transaction.
+    fn forget_start(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        key: ClaimKey<'_>,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// What kind of error this is, by its code and never by its text.
     fn classify(error: &sqlx::Error) -> ErrorClass;
@@ -293,7 +315,7 @@ pub struct Claims<'a> {
 pub struct Done<'a> {
     /// The claims that the transaction has won.
     pub keys: &'a [ClaimKey<'a>],
-    /// Whether any of them has counted failures.
+    /// Whether anything is counted against any of them.
     pub have_failures: bool,
     /// Whether the commit is answered when it is durable, or before ([`InboxDatabase::flush`] comes later).
     pub is_durable: bool,
@@ -347,17 +369,63 @@ impl PayloadHash {
 pub enum Claimed {
     /// The message is ours to process.
     Won {
-        /// Failures counted so far.
-        attempts: u32,
-        /// Whether an open dead letter of this consumer holds the message. Only a message with counted failures
-        /// can have one: whoever keeps a dead letter under a claim counts the failure that made it one.
-        dead: bool,
+        /// What is counted against it so far.
+        counted: Counted,
+        /// Whether this consumer keeps the message elsewhere. Only a message with a count can be kept: whoever keeps
+        /// one under a claim counts the failure that was the reason.
+        kept: Option<Kept>,
         /// What [`InboxDatabase::trace`] recognises this transaction by.
         mark: Option<String>,
     },
     /// The message was processed before, if its claim is there: [`InboxDatabase::existing`] tells. Without that
     /// look, "no row" may be the answer to something else, or the doing of a trigger.
     Duplicate,
+}
+
+/// What is counted against a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Counted {
+    /// Its failures.
+    pub attempts: u32,
+    /// Starts of an attempt that nobody saw end: each may have ended its process.
+    pub starts: u32,
+}
+
+impl Counted {
+    /// So many failures and starts.
+    #[must_use]
+    pub const fn new(attempts: u32, starts: u32) -> Self {
+        Self { attempts, starts }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub const fn all(self) -> u32 {
+        self.attempts.saturating_add(self.starts)
+    }
+}
+
+/// Where a consumer keeps a message that it could not process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kept {
+    /// As an open dead letter.
+    Dead,
+    /// Parked for its next attempt.
+    Parked,
+}
+
+impl Kept {
+    /// What there is, the more final first.
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
+    pub(crate) fn of(is_dead: bool, is_parked: bool) -> Option<Self> {
+        if is_dead {
+            Some(Self::Dead)
+        } else {
+            is_parked.then_some(Self::Parked)
+        }
+    }
 }
 
 /// What became of the transaction of a handler that returned `Ok`.

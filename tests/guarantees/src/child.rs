@@ -28,6 +28,10 @@ pub struct Orders {
     pub wait_at: Option<usize>,
     /// The handler is quick and more is fetched, so that messages wait and several can share a transaction.
     pub under_load: bool,
+    /// A shutdown cuts handlers off at once.
+    pub no_grace: bool,
+    /// The handler kills its process when it gets this message.
+    pub killer: Option<String>,
     /// After its writes the handler runs a statement that takes a minute.
     pub long_statement: bool,
     /// Whoever makes this file is the first to enter the handler: it fails after 200 ms.
@@ -149,6 +153,11 @@ impl Consumer {
         use std::os::unix::process::ExitStatusExt as _;
         let status = self.end().await;
         assert_eq!(status.signal(), Some(9), "{status} after {:?}", self.said);
+    }
+
+    /// Whether it has ended by itself.
+    pub fn is_dead(&mut self) -> bool {
+        matches!(self.process.try_wait(), Ok(Some(_)))
     }
 
     /// Lets it shut down gracefully; everything that it said.

@@ -2,9 +2,12 @@
 //! is never processed by itself, and what was processed stays so.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::time::Duration;
+
 use inbox_guarantees::dispatch::InBatches;
 use inbox_guarantees::{
-    OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, on_each_database, order,
+    OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database,
+    order,
 };
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::dead_letters::{DeadLetterQuery, DeadLetters, Replay};
@@ -57,6 +60,7 @@ async fn deliver<H: Handler<Db = Db>, Db: TestDatabase>(
     let builder = Inbox::builder(sandbox.pool.clone())
         .source("orders", broker.source("orders"))
         .concurrency(1)
+        .poll_interval(Duration::from_millis(20))
         .prefetch(32);
     let builder = if keep {
         builder.dead_letter_collisions()
@@ -66,6 +70,10 @@ async fn deliver<H: Handler<Db = Db>, Db: TestDatabase>(
     let builder = dispatch.register(builder, handler);
     let running = Running::start(builder.build().await.unwrap());
     all_acked(&broker).await;
+    eventually("nothing waits in the database", || async {
+        Db::number(&sandbox.pool, "SELECT count(*) FROM inbox_messages").await == 0
+    })
+    .await;
     running.stop().await;
     let settled = broker.settled();
     assert!(
@@ -165,7 +173,6 @@ on_each_database! {
         let entry = letters.list(&DeadLetterQuery::new()).await.unwrap().entries.remove(1);
         assert_eq!(letters.replay_anyway(entry.id, "ada").await.unwrap(), Replay::Queued);
         assert_eq!(kept(&sandbox).await, ["m-1:8"]);
-        // As its run does.
         deliver(&sandbox, register(), true, [other("m-1", 7)]).await;
         assert_eq!(sandbox.ledger_rows("m-1").await, 2, "the other collision does not hold it back");
         assert_eq!(kept(&sandbox).await, ["m-1:8"]);

@@ -13,9 +13,9 @@ use self::dead_letters::DeadLetterStatements;
 use super::dead_letters::holds;
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, Claims, Dialect, Done, ErrorClass, Existing, Finding, InboxDatabase,
-    Inspection, MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text, level,
-    migrations, roll_back_all, schema_findings, uneven_depth,
+    Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing, Finding,
+    InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement, TraceOfClaim,
+    driver_text, level, migrations, roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
@@ -48,6 +48,8 @@ const AWAIT_END: &str = "SELECT pg_catalog.pg_sleep(0.02) FROM pg_catalog.pg_loc
      WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted AND transactionid::text = $1 \
      AND pid IS NOT NULL";
 
+mod stored;
+
 type PgTransactionManager = <Postgres as sqlx::Database>::TransactionManager;
 
 executor_for_tx!(Postgres);
@@ -61,13 +63,16 @@ impl Dialect for Postgres {
 /// Statement texts and settings of PostgreSQL, resolved at start-up.
 #[derive(Debug)]
 pub struct PostgresStatements {
-    is_dead: Statement,
+    kept: Statement,
     trace: Statement,
     withdraw: Statement,
     /// The text around id, consumer and nonce that withdraws a claim and answers where it was.
     withdraw_step: (String, &'static str, &'static str),
     dead_letters: DeadLetterStatements,
     record_failure: Statement,
+    record_start: Statement,
+    forget_start: Statement,
+    stored: stored::StoredStatements,
     /// What claim and fence run as prepared statements of the session.
     claim: String,
     claim_many: String,
@@ -648,14 +653,44 @@ impl InboxDatabase for Postgres {
         statements: &PostgresStatements,
         key: ClaimKey<'_>,
         failure: &FailureText,
+        ends_start: bool,
     ) -> Result<u32, sqlx::Error> {
-        let attempts: i32 = sqlx::query_scalar(statements.record_failure.text())
+        let all: i32 = sqlx::query_scalar(statements.record_failure.text())
             .bind(key.message_id)
             .bind(key.consumer)
             .bind(failure.as_str())
+            .bind(i32::from(ends_start))
             .fetch_one(conn)
             .await?;
-        Ok(count(Some(attempts)))
+        Ok(count(all))
+    }
+
+    async fn record_start(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        key: ClaimKey<'_>,
+        below: Option<u32>,
+    ) -> Result<Option<Counted>, sqlx::Error> {
+        let row: Option<(i32, i32)> = sqlx::query_as(statements.record_start.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .bind(below.map(|below| i32::try_from(below).unwrap_or(i32::MAX)))
+            .fetch_optional(conn)
+            .await?;
+        Ok(row.map(|(attempts, starts)| Counted::new(count(attempts), count(starts))))
+    }
+
+    async fn forget_start(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        sqlx::query(statements.forget_start.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .execute(conn)
+            .await?;
+        Ok(())
     }
 
     fn classify(error: &sqlx::Error) -> ErrorClass {
@@ -880,17 +915,21 @@ impl PostgresStatements {
                 guard.claim_rows.push(',');
             }
             guard.claim_rows.extend(["\"", place, "\""]);
-            let attempts = attempts.parse().map_err(|_| garbled())?;
-            // A dead letter that was kept under a claim has a counted failure: new messages are spared the look.
-            let dead = attempts > 0
-                && sqlx::query_scalar(self.is_dead.text())
+            let counted = counted_of(attempts).ok_or_else(garbled)?;
+            // What is kept has a count: new messages are spared the look.
+            let kept = if counted.all() == 0 {
+                None
+            } else {
+                let (is_dead, is_parked): (bool, bool) = sqlx::query_as(self.kept.text())
                     .bind(claim.key.message_id)
                     .bind(claim.key.consumer)
                     .fetch_one(&mut *conn)
                     .await?;
+                Kept::of(is_dead, is_parked)
+            };
             answers.push(Claimed::Won {
-                attempts,
-                dead,
+                counted,
+                kept,
                 mark: Some(mark.to_owned()),
             });
         }
@@ -942,6 +981,7 @@ impl PostgresStatements {
         let processed = qualified(tables.processed_name());
         let dead_letters = qualified(tables.dead_letters_name());
         let attempts = qualified(tables.attempts_name());
+        let messages = qualified(tables.messages_name());
         let key = "message_id = $1 AND consumer_name = $2";
 
         let restored = restore(effective);
@@ -963,8 +1003,8 @@ impl PostgresStatements {
         let won = format!(
             "ON CONFLICT (message_id, consumer_name) DO NOTHING \
              RETURNING pg_catalog.concat_ws(' ', $6, {id}, claimed.ctid, claimed.xmin, \
-             COALESCE((SELECT counted.attempts FROM {attempts} AS counted \
-             WHERE (counted.message_id, counted.consumer_name) = (claimed.message_id, claimed.consumer_name)), 0), \
+             COALESCE((SELECT pg_catalog.concat(counted.attempts, '+', counted.starts) FROM {attempts} AS counted \
+             WHERE (counted.message_id, counted.consumer_name) = (claimed.message_id, claimed.consumer_name)), '0+0'), \
              pg_catalog.pg_advisory_unlock_all()",
             id = to_hex("claimed.message_id"),
         );
@@ -1004,9 +1044,10 @@ impl PostgresStatements {
                 payload_hash = "pg_catalog.decode(claim.hash, 'hex')",
             ),
             lock_timeout: literal(&effective.lock_timeout),
-            is_dead: Statement::new(format!(
-                "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL AND {})",
-                holds()
+            kept: Statement::new(format!(
+                "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL AND {holds}), \
+                 EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done')",
+                holds = holds()
             )),
             // For one row alone, because the planner takes an array for many and would plan anew each time.
             fence: fence("pg_catalog.count(*)", "$1", "$2"),
@@ -1052,9 +1093,21 @@ impl PostgresStatements {
             record_failure: Statement::new(format!(
                 "INSERT INTO {attempts} AS counted (message_id, consumer_name, attempts, last_failure) \
                  VALUES ($1, $2, 1, $3) ON CONFLICT (message_id, consumer_name) DO UPDATE SET \
-                 attempts = counted.attempts + 1, last_failed_at = now(), last_failure = excluded.last_failure \
-                 RETURNING attempts"
+                 attempts = counted.attempts + 1, starts = greatest(counted.starts - $4, 0), last_failed_at = now(), \
+                 last_failure = excluded.last_failure RETURNING attempts + starts"
             )),
+            record_start: Statement::new(format!(
+                "INSERT INTO {attempts} AS counted (message_id, consumer_name, attempts, starts, last_failure) \
+                 SELECT $1, $2, 0, 1, '' WHERE $3::integer IS NULL OR $3 > 1 \
+                 ON CONFLICT (message_id, consumer_name) DO UPDATE SET starts = counted.starts + 1, last_failed_at = now() \
+                 WHERE $3::integer IS NULL OR (counted.starts = 0 AND counted.attempts + 1 < $3) \
+                 RETURNING attempts, starts"
+            )),
+            forget_start: Statement::new(format!(
+                "WITH ended AS (DELETE FROM {attempts} WHERE {key} AND attempts = 0 AND starts <= 1) \
+                 UPDATE {attempts} SET starts = greatest(starts - 1, 0) WHERE {key} AND (attempts > 0 OR starts > 1)"
+            )),
+            stored: stored::StoredStatements::new(&messages),
             settle_session,
             restore_session,
             idle_limit: effective.idle_limit,
@@ -1469,8 +1522,14 @@ fn milliseconds(duration: Duration) -> u64 {
         .clamp(1, i32::MAX as u64)
 }
 
-fn count(attempts: Option<i32>) -> u32 {
-    attempts.and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
+fn count(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or(0)
+}
+
+/// `attempts+starts`.
+fn counted_of(text: &str) -> Option<Counted> {
+    let (attempts, starts) = text.split_once('+')?;
+    Some(Counted::new(attempts.parse().ok()?, starts.parse().ok()?))
 }
 
 fn sqlstate(error: &sqlx::Error) -> Option<std::borrow::Cow<'_, str>> {

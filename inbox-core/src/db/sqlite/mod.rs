@@ -12,9 +12,9 @@ use self::dead_letters::DeadLetterStatements;
 use super::dead_letters::holds;
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, Claims, Dialect, Done, ErrorClass, Existing, Finding, InboxDatabase,
-    Inspection, MigrationError, Requisites, Sealed, Statement, TraceOfClaim, driver_text,
-    migrations, roll_back_all, schema_findings, uneven_depth,
+    Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing, Finding,
+    InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement, TraceOfClaim,
+    driver_text, migrations, roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
@@ -39,6 +39,8 @@ const MIGRATIONS: migrations::Published = &[
 /// After how many instructions of its virtual machine SQLite asks whether to go on: some microseconds.
 const PROGRESS_STEP: i32 = 1000;
 
+mod stored;
+
 type SqliteTransactionManager = <Sqlite as sqlx::Database>::TransactionManager;
 
 executor_for_tx!(Sqlite);
@@ -59,6 +61,10 @@ pub struct SqliteStatements {
     withdraw: Statement,
     dead_letters: DeadLetterStatements,
     record_failure: Statement,
+    record_start: Statement,
+    forget_start: Statement,
+    forget_only_start: Statement,
+    stored: stored::StoredStatements,
     forget_failures: Statement,
     claim_wait: Duration,
 }
@@ -419,13 +425,45 @@ impl InboxDatabase for Sqlite {
         statements: &SqliteStatements,
         key: ClaimKey<'_>,
         failure: &FailureText,
+        ends_start: bool,
     ) -> Result<u32, sqlx::Error> {
         sqlx::query_scalar(statements.record_failure.text())
             .bind(key.message_id)
             .bind(key.consumer)
             .bind(failure.as_str())
+            .bind(i32::from(ends_start))
             .fetch_one(conn)
             .await
+    }
+
+    async fn record_start(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        key: ClaimKey<'_>,
+        below: Option<u32>,
+    ) -> Result<Option<Counted>, sqlx::Error> {
+        let row: Option<(u32, u32)> = sqlx::query_as(statements.record_start.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .bind(below)
+            .fetch_optional(conn)
+            .await?;
+        Ok(row.map(|(attempts, starts)| Counted::new(attempts, starts)))
+    }
+
+    async fn forget_start(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<(), sqlx::Error> {
+        for statement in [&statements.forget_only_start, &statements.forget_start] {
+            sqlx::query(statement.text())
+                .bind(key.message_id)
+                .bind(key.consumer)
+                .execute(&mut *conn)
+                .await?;
+        }
+        Ok(())
     }
 
     fn classify(error: &sqlx::Error) -> ErrorClass {
@@ -467,8 +505,8 @@ impl SqliteStatements {
             .fetch_one(conn)
             .await?;
         Ok(Claimed::Won {
-            attempts: history.try_get(0)?,
-            dead: history.try_get(1)?,
+            counted: Counted::new(history.try_get(0)?, history.try_get(1)?),
+            kept: Kept::of(history.try_get(2)?, history.try_get(3)?),
             // SQLite has no transaction ids. While this transaction is open nobody else can claim, so the time
             // of another one's claim is a later one.
             mark: Some(inserted.try_get(0)?),
@@ -524,6 +562,7 @@ impl SqliteStatements {
         let processed = qualified(tables.processed_name());
         let dead_letters = qualified(tables.dead_letters_name());
         let attempts = qualified(tables.attempts_name());
+        let messages = qualified(tables.messages_name());
         let key = "message_id = ?1 AND consumer_name = ?2";
         let now = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
         Self {
@@ -534,8 +573,10 @@ impl SqliteStatements {
             )),
             history: Statement::new(format!(
                 "SELECT COALESCE((SELECT attempts FROM {attempts} WHERE {key}), 0), \
-                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL AND {})",
-                holds()
+                 COALESCE((SELECT starts FROM {attempts} WHERE {key}), 0), \
+                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL AND {holds}), \
+                 EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done')",
+                holds = holds()
             )),
             payload_hash: Statement::new(format!(
                 "SELECT payload_hash FROM {processed} WHERE {key}"
@@ -546,9 +587,23 @@ impl SqliteStatements {
             record_failure: Statement::new(format!(
                 "INSERT INTO {attempts} AS counted (message_id, consumer_name, attempts, last_failure) \
                  VALUES (?1, ?2, 1, ?3) ON CONFLICT (message_id, consumer_name) DO UPDATE SET \
-                 attempts = counted.attempts + 1, last_failed_at = {now}, last_failure = excluded.last_failure \
-                 RETURNING attempts"
+                 attempts = counted.attempts + 1, starts = max(counted.starts - ?4, 0), last_failed_at = {now}, \
+                 last_failure = excluded.last_failure RETURNING attempts + starts"
             )),
+            record_start: Statement::new(format!(
+                "INSERT INTO {attempts} AS counted (message_id, consumer_name, attempts, starts, last_failure) \
+                 SELECT ?1, ?2, 0, 1, '' WHERE ?3 IS NULL OR ?3 > 1 \
+                 ON CONFLICT (message_id, consumer_name) DO UPDATE SET starts = counted.starts + 1, \
+                 last_failed_at = {now} WHERE ?3 IS NULL OR (counted.starts = 0 AND counted.attempts + 1 < ?3) \
+                 RETURNING attempts, starts"
+            )),
+            forget_start: Statement::new(format!(
+                "UPDATE {attempts} SET starts = max(starts - 1, 0) WHERE {key}"
+            )),
+            forget_only_start: Statement::new(format!(
+                "DELETE FROM {attempts} WHERE {key} AND attempts = 0 AND starts <= 1"
+            )),
+            stored: stored::StoredStatements::new(&messages),
             forget_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
             claim_wait,
         }

@@ -26,7 +26,7 @@ const PREFETCH_UNDER_LOAD: usize = 24;
 
 on_each_database! {
     /// Books as the cases have it.
-    #[inbox_handler(consumer = "billing")]
+    #[inbox_handler(consumer = "billing", max_attempts = 3)]
     async fn charge(
         order: OrderPlaced,
         tx: &mut Tx<Db>,
@@ -35,6 +35,11 @@ on_each_database! {
     ) -> Result<(), HandlerError> {
         say(format_args!("entered {id}"));
         bill!(Db, order, id, tx);
+        if orders.killer.as_deref() == Some(id.as_str()) {
+            // In company of whatever else is in work.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            die();
+        }
         if orders.long_statement {
             say(format_args!("in a statement {id}"));
             sqlx::query::<Db>(long_statement(<Db as sqlx::Database>::NAME)).execute(&mut *tx).await?;
@@ -82,6 +87,7 @@ on_each_database! {
             .state(Arc::clone(&orders))
             .prefetch(if orders.under_load { PREFETCH_UNDER_LOAD } else { PREFETCH })
             .claim_wait(Duration::from_secs(5))
+            .grace(Duration::from_secs(if orders.no_grace { 0 } else { 25 }))
             .on_step(hook);
         let inbox = if orders.notifications {
             inbox.serve(notify::handler())

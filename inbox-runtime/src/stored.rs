@@ -1,0 +1,322 @@
+//! The intake of messages that wait in the database: parked until their next attempt, or to be replayed.
+//!
+//! To the rest of the house it is one more source. A lease stands for the delivery, the removal of the row for its ack: when
+//! the process ends in between, the lease runs out, the message comes again and is a duplicate where it was done.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use inbox_core::{
+    Capabilities, Delivery, Envelope, FailureText, InboxDatabase, Layout, Lease, LeaseTerms,
+    LeasedMessage, MessageId, Settle, SettleError, SettleToken, Verdict,
+};
+use sqlx::Pool;
+use sqlx::pool::PoolConnection;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::backoff;
+use crate::job::{Job, Stored};
+use crate::queue::Queue;
+use crate::route::Route;
+use crate::worker::Shared;
+
+/// How long one round may take: a connection of the pool, and a statement.
+const ROUND_LIMIT: Duration = Duration::from_secs(10);
+
+/// The shortest pause between two looks that found nothing.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// Leases messages that are due and queues them, never more than `prefetch` at a time.
+pub(crate) struct StoredIntake<Db: InboxDatabase> {
+    shared: Arc<Shared<Db>>,
+    queue: Arc<Queue<Db>>,
+    routes: Routes<Db>,
+    settle: Arc<Leases<Db>>,
+    slots: Arc<Semaphore>,
+    prefetch: usize,
+    worker: String,
+}
+
+/// By which source a message came first decides how it is routed.
+struct Routes<Db: InboxDatabase> {
+    known: HashMap<String, Arc<Route<Db>>>,
+    /// For sources that the configuration does not have any more.
+    any: Route<Db>,
+}
+
+impl<Db: InboxDatabase> StoredIntake<Db> {
+    /// `any` takes the messages of sources that are not among `routes`.
+    pub(crate) fn new<'r>(
+        shared: Arc<Shared<Db>>,
+        queue: Arc<Queue<Db>>,
+        routes: impl Iterator<Item = &'r Arc<Route<Db>>>,
+        any: Route<Db>,
+        prefetch: usize,
+    ) -> Self
+    where
+        Db: 'r,
+    {
+        // The row itself waits, however long, and nobody counts.
+        let capabilities = Capabilities::new()
+            .longest_delay(Duration::MAX)
+            .counts_hand_backs(false)
+            .settle_window(shared.lease);
+        let stored = |route: Route<Db>| Route {
+            capabilities: capabilities.clone(),
+            ..route
+        };
+        let known = routes
+            .map(|route| (route.source.clone(), Arc::new(stored(Route::clone(route)))))
+            .collect();
+        let settle = Arc::new(Leases {
+            pool: shared.pool.clone(),
+            layout: Arc::clone(&shared.layout),
+            open: Mutex::default(),
+            next: AtomicU64::new(0),
+        });
+        Self {
+            routes: Routes {
+                known,
+                any: stored(any),
+            },
+            settle,
+            slots: Arc::new(Semaphore::new(prefetch)),
+            prefetch,
+            worker: format!("{}-{:08x}", std::process::id(), fastrand::u32(..)),
+            queue,
+            shared,
+        }
+    }
+
+    /// Runs until the runtime stops and every message that was leased is settled.
+    pub(crate) async fn run(self) {
+        let stop = self.shared.stop.clone();
+        let mut failures = 0;
+        loop {
+            // A lease that is taken at the moment of the stop runs out.
+            let round = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                round = tokio::time::timeout(ROUND_LIMIT, self.round()) => round,
+            };
+            let pause = match round {
+                Ok(Ok(pause)) => {
+                    failures = 0;
+                    self.shared.monitor.database().note_up();
+                    pause
+                }
+                Ok(Err(error)) => {
+                    failures += 1;
+                    self.note_down(FailureText::of_error(&error).as_str());
+                    tracing::warn!(
+                        failures,
+                        error = &error as &dyn std::error::Error,
+                        "the messages that wait in the database cannot be read; trying again"
+                    );
+                    backoff::reconnect(failures)
+                }
+                Err(_) => {
+                    failures += 1;
+                    self.note_down("it did not answer in time");
+                    tracing::warn!(
+                        failures,
+                        limit = ?ROUND_LIMIT,
+                        "the messages that wait in the database were not read in time; trying again"
+                    );
+                    backoff::reconnect(failures)
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = self.shared.parked.notified() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+        let all = u32::try_from(self.prefetch).unwrap_or(u32::MAX);
+        let _settled = self.slots.acquire_many(all).await;
+    }
+
+    fn note_down(&self, why: &str) {
+        self.shared.monitor.database().note_down(why);
+    }
+
+    /// Leases what is due and there is room for. Answers when to look again.
+    async fn round(&self) -> Result<Duration, sqlx::Error> {
+        let mut room = Vec::new();
+        while room.len() < self.prefetch
+            && let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned()
+        {
+            room.push(slot);
+        }
+        if room.is_empty() {
+            return Ok(self.shared.poll);
+        }
+        let consumers = self.consumers();
+        let terms = LeaseTerms {
+            consumers: &consumers,
+            worker: &self.worker,
+            duration: self.shared.lease,
+            most: room.len(),
+        };
+        let statements = self.shared.layout.statements();
+        let mut conn = self.shared.pool.acquire().await?;
+        let leased = Db::lease(&mut conn, statements, &terms).await?;
+        let is_full = leased.len() >= terms.most;
+        for message in leased {
+            if let Some(slot) = room.pop() {
+                self.queue.push(self.job(message, slot));
+            }
+        }
+        if is_full {
+            return Ok(self.shared.poll);
+        }
+        let due = Db::next_due(&mut conn, statements, &consumers).await?;
+        Ok(due.map_or(self.shared.poll, |due| {
+            due.clamp(SHORTEST_PAUSE, self.shared.poll)
+        }))
+    }
+
+    /// Whose messages there is a handler for, and those that go to whoever takes their type.
+    fn consumers(&self) -> Vec<&str> {
+        let mut consumers: Vec<&str> = vec![""];
+        let routes = self.routes.known.values().map(|route| &**route);
+        for handler in routes
+            .chain([&self.routes.any])
+            .flat_map(|route| &route.handlers)
+        {
+            let consumer = handler.consumer.as_str();
+            if !consumers.contains(&consumer) {
+                consumers.push(consumer);
+            }
+        }
+        consumers
+    }
+
+    fn job(&self, message: LeasedMessage, slot: OwnedSemaphorePermit) -> Job<Db> {
+        let (envelope, unreadable) = match message.envelope {
+            Ok(envelope) => (envelope, None),
+            Err(error) => (
+                Envelope::new(message.payload).id(&message.message_id),
+                Some(format!("{error}; row {}", message.lease.row)),
+            ),
+        };
+        let stored = Stored {
+            id: (!message.consumer.is_empty())
+                .then(|| MessageId::new(&message.message_id).ok())
+                .flatten(),
+            consumer: (!message.consumer.is_empty()).then_some(message.consumer),
+        };
+        let delivery = Delivery::new(envelope, self.settle.add(message.lease))
+            .redelivered(message.is_taken_over);
+        let route = self.routes.of(&message.source);
+        let settle: Arc<dyn Settle> = Arc::clone(&self.settle) as _;
+        Job::stored(
+            delivery,
+            stored,
+            unreadable,
+            route,
+            settle,
+            slot,
+            &self.queue,
+        )
+    }
+}
+
+impl<Db: InboxDatabase> Routes<Db> {
+    fn of(&self, source: &str) -> Arc<Route<Db>> {
+        match self.known.get(source) {
+            Some(route) => Arc::clone(route),
+            None => Arc::new(Route {
+                source: source.to_owned(),
+                ..self.any.clone()
+            }),
+        }
+    }
+}
+
+/// The leases of messages that are not settled yet.
+struct Leases<Db: InboxDatabase> {
+    pool: Pool<Db>,
+    layout: Arc<Layout<Db>>,
+    open: Mutex<HashMap<u64, Lease>>,
+    next: AtomicU64,
+}
+
+impl<Db: InboxDatabase> Leases<Db> {
+    fn add(&self, lease: Lease) -> SettleToken {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(number, lease);
+        SettleToken::new(number)
+    }
+
+    fn take(&self, token: &SettleToken) -> Option<Lease> {
+        self.open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&token.number())
+    }
+
+    async fn connection(&self) -> Result<PoolConnection<Db>, SettleError> {
+        self.pool.acquire().await.map_err(failed)
+    }
+
+    async fn remove(&self, leases: &[Lease]) -> Result<(), SettleError> {
+        let mut conn = self.connection().await?;
+        Db::remove(&mut conn, self.layout.statements(), leases)
+            .await
+            .map_err(failed)
+    }
+
+    async fn release(&self, lease: &Lease, delay: Duration) -> Result<(), SettleError> {
+        let mut conn = self.connection().await?;
+        Db::release(&mut conn, self.layout.statements(), lease, delay)
+            .await
+            .map_err(failed)
+    }
+}
+
+#[async_trait]
+impl<Db: InboxDatabase> Settle for Leases<Db> {
+    async fn settle(&self, verdicts: Vec<(SettleToken, Verdict)>) -> Vec<Result<(), SettleError>> {
+        let mut answers = Vec::with_capacity(verdicts.len());
+        let mut done = Vec::new();
+        for (token, verdict) in verdicts {
+            let Some(lease) = self.take(&token) else {
+                answers.push(Err(SettleError::Gone));
+                continue;
+            };
+            match verdict {
+                Verdict::HandBack { delay } => {
+                    answers.push(self.release(&lease, delay.unwrap_or_default()).await);
+                }
+                // An ack, and nothing else is left.
+                _ => {
+                    done.push((answers.len(), lease));
+                    answers.push(Ok(()));
+                }
+            }
+        }
+        if done.is_empty() {
+            return answers;
+        }
+        let (positions, leases): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+        if let Err(error) = self.remove(&leases).await {
+            let error = Arc::new(error);
+            for position in positions {
+                answers[position] = Err(SettleError::Failed(Arc::clone(&error).into()));
+            }
+        }
+        answers
+    }
+}
+
+fn failed(error: sqlx::Error) -> SettleError {
+    SettleError::Failed(error.into())
+}
