@@ -219,6 +219,11 @@ impl<Db: InboxDatabase> Worker<Db> {
         if !self.may_look_ahead || self.ahead.is_some() || self.shared.stop.is_cancelled() {
             return;
         }
+        // Where one may write at a time, a claim ahead would keep everybody else waiting for as long as the ack takes, and
+        // the ack of a stored message is a write of its own.
+        if Db::MAX_CONCURRENCY == Some(1) {
+            return;
+        }
         if self.shared.solitude.is_wanted() {
             return;
         }
