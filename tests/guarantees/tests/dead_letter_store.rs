@@ -2,20 +2,26 @@
 //! once. Nothing is replayed twice, and nothing is lost on the way.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use inbox_core::{DeadLetter, ExistingEntry, FailureText, Requisites};
 use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
-    OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, on_each_database, order,
+    OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database,
+    order,
 };
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::dead_letters::{
     DeadLetterError, DeadLetterOrder, DeadLetterPage, DeadLetterQuery, DeadLetterReason,
     DeadLetterState, DeadLetters, Replay,
 };
-use inbox_runtime::{Envelope, HandlerError, Inbox, MessageId, Tables, Tx, inbox_handler};
+use inbox_runtime::{
+    Envelope, HandlerError, Inbox, InboxBuilder, MessageId, RetryPolicy, State, Tables, Tx,
+    inbox_handler,
+};
 use sqlx::Database as _;
 
 /// Keeps dead letters as the runtime does.
@@ -102,6 +108,27 @@ async fn process<Db: TestDatabase>(sandbox: &Sandbox<Db>, id: &str) {
         "INSERT INTO inbox_processed_messages (message_id, consumer_name) VALUES ('{id}', 'billing')"
     );
     Db::run(&sandbox.pool, &sql).await;
+}
+
+/// A handler that fails until it is repaired.
+#[derive(Clone, Default)]
+struct Repairable {
+    is_repaired: Arc<AtomicBool>,
+    runs: Arc<AtomicU32>,
+}
+
+fn inbox<Db: TestDatabase>(sandbox: &Sandbox<Db>, broker: &MemoryBroker) -> InboxBuilder<Db> {
+    Inbox::builder(sandbox.pool.clone())
+        .source("orders", broker.source("orders"))
+        .poll_interval(Duration::from_millis(20))
+        .retry(RetryPolicy::default().first_delay(Duration::from_millis(20)))
+}
+
+async fn nothing_waits<Db: TestDatabase>(sandbox: &Sandbox<Db>) {
+    eventually("nothing waits in the database", || async {
+        waiting(sandbox).await.is_empty()
+    })
+    .await;
 }
 
 fn ids(page: &DeadLetterPage) -> Vec<i64> {
@@ -654,5 +681,159 @@ on_each_database! {
         let longest = "é".repeat(127);
         assert_eq!(dead_letters.replay(id, &longest).await.unwrap(), Replay::Queued);
         assert_eq!(dead_letters.show(id).await.unwrap().entry.replayed_by.as_deref(), Some(longest.as_str()));
+    }
+
+    #[inbox_handler(consumer = "billing", max_attempts = 2)]
+    async fn charge_when_repaired(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(handler): State<Repairable>,
+    ) -> Result<(), HandlerError> {
+        handler.runs.fetch_add(1, Ordering::SeqCst);
+        bill!(Db, order, id, tx);
+        if handler.is_repaired.load(Ordering::SeqCst) { Ok(()) } else { Err("broken".into()) }
+    }
+
+    /// C06, K12
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_replayed_message_is_processed_once_when_its_handler_is_repaired() {
+        let sandbox = Db::fresh(10).await;
+        let broker = MemoryBroker::new();
+        let handler = Repairable::default();
+        let inbox = inbox(&sandbox, &broker).serve(charge_when_repaired::handler()).state(handler.clone());
+        let running = Running::start(inbox.build().await.unwrap());
+        broker.publish("orders", order("m-9"));
+        let dead_letters = opened(&sandbox).await;
+        let open = DeadLetterQuery::new().message_id("m-9");
+        let is_open = || async { dead_letters.count(&open).await.unwrap() == 1 };
+        eventually("a dead letter", is_open).await;
+        all_acked(&broker).await;
+        let id = dead_letters.list(&open).await.unwrap().entries[0].id;
+
+        // Too early: it has all its attempts again, and is open again after them.
+        let before = handler.runs.load(Ordering::SeqCst);
+        assert_eq!(dead_letters.replay(id, "ada").await.unwrap(), Replay::Queued);
+        eventually("it failed again", is_open).await;
+        nothing_waits(&sandbox).await;
+        let runs = handler.runs.load(Ordering::SeqCst) - before;
+        assert!(runs >= 2, "{runs} runs are not all attempts");
+        let entry = dead_letters.show(id).await.unwrap().entry;
+        assert_eq!((entry.attempts, entry.replays, entry.reason.as_str()), (2, 1, "attempts_exhausted"));
+        assert_eq!(sandbox.ledger_rows("m-9").await, 0);
+
+        handler.is_repaired.store(true, Ordering::SeqCst);
+        assert_eq!(dead_letters.replay(id, "grace").await.unwrap(), Replay::Queued);
+        eventually("it is processed", || async { sandbox.ledger_rows("m-9").await == 1 }).await;
+        nothing_waits(&sandbox).await;
+        let runs = handler.runs.load(Ordering::SeqCst);
+        assert_eq!(dead_letters.replay(id, "ada").await.unwrap(), Replay::Duplicate);
+        let entry = dead_letters.show(id).await.unwrap().entry;
+        assert!(!entry.is_open());
+        assert_eq!((entry.replays, entry.replayed_by.as_deref()), (2, Some("grace")));
+        // Another copy is known too.
+        broker.publish("orders", order("m-9"));
+        all_acked(&broker).await;
+        running.stop().await;
+        assert_eq!(handler.runs.load(Ordering::SeqCst), runs);
+        sandbox.assert_stored_once("m-9").await;
+        assert_eq!(sandbox.attempts("m-9").await, 0);
+        assert_eq!(waiting(&sandbox).await, [""; 0]);
+    }
+
+    /// C16
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_message_of_an_unknown_type_is_processed_when_it_is_replayed_to_a_new_handler() {
+        let sandbox = Db::fresh(10).await;
+        let broker = MemoryBroker::new();
+        let running = Running::start(inbox(&sandbox, &broker).serve(charge_first_version::handler()).build().await.unwrap());
+        broker.publish("orders", order("m-1").message_type("OrderPlaced.v2"));
+        broker.publish("orders", order("m-2"));
+        all_acked(&broker).await;
+        let dead_letters = opened(&sandbox).await;
+        let page = dead_letters.list(&DeadLetterQuery::new()).await.unwrap();
+        assert_eq!(page.entries.len(), 1);
+        let entry = &page.entries[0];
+        assert_eq!((entry.reason.as_str(), entry.message_type.as_deref()), ("unknown_type", Some("OrderPlaced.v2")));
+        assert!(entry.failure.contains("OrderPlaced.v2"), "{}", entry.failure);
+        // Nobody takes it yet: its entry is open again.
+        assert_eq!(dead_letters.replay(entry.id, "ada").await.unwrap(), Replay::Queued);
+        nothing_waits(&sandbox).await;
+        assert_eq!(ids(&dead_letters.list(&DeadLetterQuery::new()).await.unwrap()), [entry.id]);
+        running.stop().await;
+
+        let both = inbox(&sandbox, &broker).serve(charge_first_version::handler()).serve(charge_second_version::handler());
+        let running = Running::start(both.build().await.unwrap());
+        for _ in 0..2 {
+            assert_eq!(dead_letters.replay(entry.id, "ada").await.unwrap(), Replay::Queued);
+            nothing_waits(&sandbox).await;
+            sandbox.assert_stored_once("m-1").await;
+        }
+        running.stop().await;
+        assert_eq!(dead_letters.count(&DeadLetterQuery::new()).await.unwrap(), 0);
+        sandbox.assert_stored_once("m-2").await;
+        assert_eq!(sandbox.balance("acc-1").await, 200);
+    }
+
+    #[inbox_handler(consumer = "billing", on = "OrderPlaced")]
+    async fn charge_first_version(order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        Ok(())
+    }
+
+    #[inbox_handler(consumer = "billing", on = "OrderPlaced.v2")]
+    async fn charge_second_version(order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        Ok(())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn replays_and_discards_beside_running_inboxes_lose_nothing_and_do_nothing_twice() {
+        let sandbox = Db::fresh(20).await;
+        let broker = MemoryBroker::new();
+        let keeper = Keeper::new(&sandbox).await;
+        let mut all = Vec::new();
+        for number in 0..30 {
+            all.push(keeper.keep(DeadLetterReason::Rejected, &order(&format!("m-{number}"))).await);
+        }
+        let running = Running::start(inbox(&sandbox, &broker).serve(charge::handler()).build().await.unwrap());
+        let operators = ["ada", "grace", "joan"].map(|by| {
+            let (sandbox, all, broker) = (&sandbox, &all, &broker);
+            async move {
+                let dead_letters = opened(sandbox).await;
+                let (mut queued, mut discarded) = (0, 0);
+                for (number, id) in all.iter().enumerate() {
+                    if number % 3 == 0 {
+                        match dead_letters.discard(*id, by).await {
+                            Ok(_) => discarded += 1,
+                            Err(error) => assert!(matches!(error, DeadLetterError::Unknown { .. }), "{error:?}"),
+                        }
+                    } else if dead_letters.replay(*id, by).await.unwrap() == Replay::Queued {
+                        queued += 1;
+                    }
+                    // The broker has copies of its own.
+                    if number % 3 == 1 {
+                        broker.publish("orders", order(&format!("m-{number}")));
+                    }
+                }
+                (queued, discarded)
+            }
+        });
+        let acts = join_all(operators).await;
+        all_acked(&broker).await;
+        nothing_waits(&sandbox).await;
+        running.stop().await;
+        assert_eq!(acts.iter().map(|(_, discarded)| discarded).sum::<u32>(), 10, "{acts:?}");
+        for number in 0..30 {
+            let expected = i64::from(number % 3 != 0);
+            assert_eq!(sandbox.ledger_rows(&format!("m-{number}")).await, expected, "m-{number}");
+        }
+        assert_eq!(sandbox.balance("acc-1").await, 2_000);
+        let dead_letters = opened(&sandbox).await;
+        // What a copy processed before its replay stays open, and is a duplicate.
+        for entry in dead_letters.list(&DeadLetterQuery::new()).await.unwrap().entries {
+            assert_eq!(dead_letters.replay(entry.id, "ada").await.unwrap(), Replay::Duplicate);
+        }
+        Db::assert_clean(&sandbox.pool).await;
     }
 }
