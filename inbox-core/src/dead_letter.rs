@@ -1,10 +1,17 @@
 use std::fmt;
+use std::str::FromStr;
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use crate::db::PayloadHash;
 use crate::envelope::Envelope;
+
+mod entry;
+mod query;
+
+pub use entry::{DeadLetterEntry, StoredDeadLetter};
+pub use query::{DeadLetterOrder, DeadLetterQuery, DeadLetterState};
 
 /// Why a message was given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,9 +32,22 @@ pub enum DeadLetterReason {
     Escaped,
     /// Another message under its id, with another payload, is an open dead letter of its consumer.
     Held,
+    /// Another message under its id, with another payload, was processed. Its claim stays.
+    Collision,
 }
 
 impl DeadLetterReason {
+    const ALL: [Self; 8] = [
+        Self::InvalidId,
+        Self::UnknownType,
+        Self::Undecodable,
+        Self::AttemptsExhausted,
+        Self::Rejected,
+        Self::Escaped,
+        Self::Held,
+        Self::Collision,
+    ];
+
     /// The word that is stored.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -39,8 +59,34 @@ impl DeadLetterReason {
             Self::Rejected => "rejected",
             Self::Escaped => "escaped",
             Self::Held => "held",
+            Self::Collision => "collision",
         }
     }
+
+    /// Whether an entry with this reason stands beside a claim that stays. Such an entry holds no message back: the
+    /// claim does.
+    #[must_use]
+    pub const fn leaves_claim(self) -> bool {
+        matches!(self, Self::Escaped | Self::Collision)
+    }
+}
+
+impl FromStr for DeadLetterReason {
+    type Err = UnknownReason;
+
+    fn from_str(word: &str) -> Result<Self, UnknownReason> {
+        let known = Self::ALL.into_iter().find(|reason| reason.as_str() == word);
+        known.ok_or_else(|| UnknownReason {
+            word: word.to_owned(),
+        })
+    }
+}
+
+/// A word that is none of the reasons that this version knows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{word}` is no reason for a dead letter; the reasons are {}", DeadLetterReason::ALL.map(DeadLetterReason::as_str).join(", "))]
+pub struct UnknownReason {
+    word: String,
 }
 
 impl fmt::Display for DeadLetterReason {
@@ -54,7 +100,8 @@ impl fmt::Display for DeadLetterReason {
 pub enum ExistingEntry {
     /// The message failed again: the entry is open again, with the latest failure.
     Reopen,
-    /// The message came again and was not tried: the entry stays as it is.
+    /// The message came again and was not tried: an open entry stays as it is. One that was replayed is open again,
+    /// because the copy that it was replayed as goes now.
     Leave,
 }
 
@@ -207,6 +254,21 @@ mod tests {
         assert!(text.as_str().starts_with("\\0😀"));
         assert!(text.as_str().ends_with("[cut, 20002 bytes in all]"));
         assert!(!text.as_str().contains('\0'));
+    }
+
+    #[test]
+    fn reasons_are_known_by_their_words() {
+        for reason in DeadLetterReason::ALL {
+            assert_eq!(reason.as_str().parse(), Ok(reason));
+        }
+        let error = "poison"
+            .parse::<DeadLetterReason>()
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("`poison`") && error.contains("rejected"),
+            "{error}"
+        );
     }
 
     #[test]

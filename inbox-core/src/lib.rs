@@ -39,12 +39,15 @@ mod tx;
 pub use batch::{Batch, Batched, FromBatch, Messages, SingleMessage};
 pub use consumer::{ConsumerName, InvalidConsumerName};
 pub use db::{
-    Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing, Finding,
-    InboxDatabase, Inspection, Kept, MigrationError, PayloadHash, Requisites, Sealed, Severity,
-    TraceOfClaim,
+    Claim, ClaimKey, Claimed, Claims, Counted, DeadLetterStore, Dialect, Done, ErrorClass,
+    Existing, Finding, InboxDatabase, Inspection, Kept, MigrationError, PayloadHash, Requisites,
+    Sealed, Severity, TraceOfClaim,
     stored::{Lease, LeaseTerms, LeasedMessage, MessageStore, WaitingMessage},
 };
-pub use dead_letter::{DeadLetter, DeadLetterReason, ExistingEntry, FailureText};
+pub use dead_letter::{
+    DeadLetter, DeadLetterEntry, DeadLetterOrder, DeadLetterQuery, DeadLetterReason,
+    DeadLetterState, ExistingEntry, FailureText, StoredDeadLetter, UnknownReason,
+};
 pub use delivery::Delivery;
 pub use document::InvalidDocument;
 pub use envelope::{Envelope, Headers};

@@ -89,6 +89,7 @@ pub struct InboxBuilder<Db: InboxDatabase> {
     retry: RetryPolicy,
     broken_after: u32,
     ack_after_flush: bool,
+    keep_collisions: bool,
     hook: StepHook,
 }
 
@@ -125,6 +126,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             retry: RetryPolicy::default(),
             broken_after: 25,
             ack_after_flush: false,
+            keep_collisions: false,
             hook: StepHook::default(),
         }
     }
@@ -301,6 +303,21 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
     /// from draining a queue into the dead letters.
     pub const fn broken_after(mut self, messages: u32) -> Self {
         self.broken_after = messages;
+        self
+    }
+
+    /// Keeps a message as a dead letter with the reason `collision` when another one with another payload was processed
+    /// under its id. The claim of the processed one stays. Without this (the default) it is a duplicate like any other,
+    /// and an error event tells.
+    ///
+    /// Leave it off where honest retries differ in their bytes: producers that serialise a message anew for each send,
+    /// webhooks with a counter of pending deliveries, SNS envelopes. Payloads are compared by the hash that the claim
+    /// stored; a claim without one, or with one of another algorithm, is compared with nothing.
+    ///
+    /// Such an entry is replayed only by
+    /// [`replay_anyway`](crate::dead_letters::DeadLetters::replay_anyway).
+    pub const fn dead_letter_collisions(mut self) -> Self {
+        self.keep_collisions = true;
         self
     }
 
@@ -660,6 +677,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             retry: self.retry,
             broken_after: self.broken_after,
             ack_after_flush: self.ack_after_flush,
+            keep_collisions: self.keep_collisions,
             hook: self.hook,
             monitor,
             stop,

@@ -219,6 +219,11 @@ impl<Db: InboxDatabase> Worker<Db> {
         if !self.may_look_ahead || self.ahead.is_some() || self.shared.stop.is_cancelled() {
             return;
         }
+        // Where one may write at a time, a claim ahead would keep everybody else waiting for as long as the ack takes, and
+        // the ack of a stored message is a write of its own.
+        if Db::MAX_CONCURRENCY == Some(1) {
+            return;
+        }
         if self.shared.solitude.is_wanted() {
             return;
         }
@@ -266,6 +271,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         mut session: Session<Db>,
         claims: &[Claim<'_>],
     ) -> Result<Vec<Comparison>, Fault> {
+        // What collides needs the session again.
+        let keep_collisions = self.shared.keep_collisions;
+        self.may_look_ahead &= !keep_collisions;
         self.look_ahead();
         let next_claims = self.next_claims();
         let next = next_claims.as_ref().map(NextClaims::claims);
@@ -283,7 +291,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         Ok(claims
             .iter()
             .zip(&existing)
-            .map(|(claim, existing)| compare_payloads(claim, existing))
+            .map(|(claim, existing)| compare_payloads(claim, existing, keep_collisions))
             .collect())
     }
 
@@ -433,19 +441,25 @@ impl<Db: InboxDatabase> Worker<Db> {
         };
         if !duplicates.is_empty() {
             // Before any handler: what one does to its session has no part in the answer.
-            let are_known = {
+            let compared: Vec<Comparison> = {
                 let claims = group.claims(&duplicates);
                 let keys: Vec<ClaimKey<'_>> = claims.iter().map(Claim::key).collect();
                 let reading = session.existing(&keys);
                 let existing = limited(STATEMENT_LIMIT, "reading the payload hash", reading).await;
-                existing.is_ok_and(|existing| {
-                    let mut compared = claims.iter().zip(&existing);
-                    compared.all(|(claim, existing)| {
-                        compare_payloads(claim, existing) == Comparison::Known
-                    })
-                })
+                let existing = existing.unwrap_or_default();
+                let pairs = claims.iter().zip(&existing);
+                let keep_collisions = shared.keep_collisions;
+                pairs
+                    .map(|(claim, existing)| compare_payloads(claim, existing, keep_collisions))
+                    .collect()
             };
-            if !are_known {
+            let colliding = colliding(&duplicates, &compared);
+            if !colliding.is_empty() {
+                self.put_back(session).await;
+                group.set_apart(size, &colliding);
+                return 0;
+            }
+            if compared.len() < duplicates.len() || compared.contains(&Comparison::Gone) {
                 drop(session);
                 return self.fall_back(group, &part, false).await;
             }
@@ -637,18 +651,28 @@ impl<Db: InboxDatabase> Worker<Db> {
         self.end_part(group, ended, |member| endings[member]).await;
     }
 
-    /// Ends the first `size` members, none of which was new.
+    /// Ends the first `size` members, none of which was new. Those that collide go on alone, to be kept.
     async fn end_duplicates(
         &mut self,
         group: &mut Group<Db>,
         size: usize,
         compared: Result<Vec<Comparison>, Fault>,
     ) {
-        let endings: Vec<Ending> = match compared {
-            Ok(compared) => compared.into_iter().map(Comparison::ending).collect(),
-            Err(fault) => vec![uncounted("comparing the payloads", &fault); size],
+        let compared = match compared {
+            Ok(compared) => compared,
+            Err(fault) => {
+                let ending = uncounted("comparing the payloads", &fault);
+                return self.end_part(group, size, |_| ending).await;
+            }
         };
-        self.end_part(group, size, |member| endings[member]).await;
+        let all: Vec<usize> = (0..size).collect();
+        let ended = group.set_first(size, &colliding(&all, &compared));
+        let endings: Vec<Ending> = compared
+            .into_iter()
+            .filter(|one| *one != Comparison::Collides)
+            .map(Comparison::ending)
+            .collect();
+        self.end_part(group, ended, |member| endings[member]).await;
     }
 
     /// Ends the first `size` members and settles their deliveries.
@@ -758,6 +782,15 @@ impl<Db: InboxDatabase> Shared<Db> {
         }
         Called::Succeeded
     }
+}
+
+/// The members among `duplicates` whose payload is another one than was processed, and shall be kept.
+fn colliding(duplicates: &[usize], compared: &[Comparison]) -> Vec<usize> {
+    let members = duplicates.iter().zip(compared);
+    members
+        .filter(|(_, one)| **one == Comparison::Collides)
+        .map(|(member, _)| *member)
+        .collect()
 }
 
 /// Members of a group in one transaction, which won at least one claim.

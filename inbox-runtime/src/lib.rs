@@ -59,6 +59,7 @@ mod backoff;
 pub mod brokers;
 mod builder;
 mod checks;
+pub mod dead_letters;
 mod flush;
 mod gate;
 mod group;

@@ -374,7 +374,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             Ok(Claimed::Won { counted, mark, .. }) => Won { counted, mark },
             Ok(_) => {
                 return match in_doubt {
-                    None => self.duplicate(session, &claim).await,
+                    None => self.duplicate(session, attempt, &claim).await,
                     Some(mark) => self.duplicate_in_doubt(session, attempt, mark).await,
                 };
             }
@@ -649,13 +649,32 @@ impl<Db: InboxDatabase> Worker<Db> {
     }
 
     /// A duplicate: acked after a look at whether it is really the same message.
-    async fn duplicate(&mut self, session: Session<Db>, claim: &Claim<'_>) -> Ending {
+    async fn duplicate(
+        &mut self,
+        session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        claim: &Claim<'_>,
+    ) -> Ending {
         match self.dismiss(session, std::slice::from_ref(claim)).await {
-            Ok(compared) => compared
-                .first()
-                .map_or(Ending::uncounted(Why::Infrastructure), |one| one.ending()),
+            Ok(compared) => match compared.first() {
+                Some(Comparison::Collides) => self.keep_collision(attempt).await,
+                Some(one) => one.ending(),
+                None => Ending::uncounted(Why::Infrastructure),
+            },
             Err(fault) => uncounted("comparing the payloads", &fault),
         }
+    }
+
+    /// Another message under the id was processed: this one is kept for a person. The claim of the other one stays.
+    async fn keep_collision(&mut self, attempt: &Attempt<'_, Db>) -> Ending {
+        let failure = Failure {
+            reason: DeadLetterReason::Collision,
+            ..Failure::of_handler(FailureText::new(
+                "another message under this id, with another payload, was processed: the id is not unique, or the \
+                 producer changed the message between two sends",
+            ))
+        };
+        self.keep_without_claim(&letter(attempt, &failure, 0)).await
     }
 
     /// A duplicate of a message whose handler may have committed the claim itself, in an earlier run.
@@ -859,7 +878,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 ..
             }) => return self.keep_beside(session, attempt, counted.all()).await,
             Ok(Claimed::Won { .. }) => {}
-            Ok(_) => return self.duplicate(session, &claim).await,
+            Ok(_) => return self.duplicate(session, attempt, &claim).await,
             Err(fault) => return self.not_claimed(session, fault).await,
         }
         let message = WaitingMessage {
@@ -907,7 +926,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         let Opened { session, answer } = shared.claim(session, &shared.begin, claims).await.sole();
         match answer {
             Ok(Claimed::Won { .. }) => self.keep_claimed(session, attempt, failure, attempts).await,
-            Ok(_) => self.duplicate(session, &claim).await,
+            Ok(_) => self.duplicate(session, attempt, &claim).await,
             Err(fault) => self.not_claimed(session, fault).await,
         }
     }
@@ -1010,7 +1029,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
     }
 
-    /// Stores a dead letter that has no claim to win: no id, no handler, or an escaped transaction.
+    /// Stores a dead letter that has no claim to win: no id, no handler, an escaped transaction, or a collision.
     async fn keep_without_claim(&mut self, letter: &DeadLetter<'_>) -> Ending {
         let Some(mut session) = self.session_when_available().await else {
             return Ending::Stopping;
@@ -1297,6 +1316,8 @@ impl<Db: InboxDatabase> Shared<Db> {
 pub(crate) enum Comparison {
     /// The message was processed; another payload under its id was told.
     Known,
+    /// Another payload was processed under its id, and this one shall be kept.
+    Collides,
     /// Neither could the claim be made nor is one there: a purge came in between, or something swallows claims.
     Gone,
 }
@@ -1305,13 +1326,17 @@ impl Comparison {
     pub(crate) const fn ending(self) -> Ending {
         match self {
             Self::Known => Ending::Done(Outcome::Duplicate),
-            Self::Gone => Ending::uncounted(Why::Infrastructure),
+            Self::Gone | Self::Collides => Ending::uncounted(Why::Infrastructure),
         }
     }
 }
 
-/// Says when a duplicate has another payload than the message that was processed.
-pub(crate) fn compare_payloads(claim: &Claim<'_>, existing: &Existing) -> Comparison {
+/// Says when a duplicate has another payload than the message that was processed, unless it shall be kept.
+pub(crate) fn compare_payloads(
+    claim: &Claim<'_>,
+    existing: &Existing,
+    keep_collisions: bool,
+) -> Comparison {
     let Existing::Claim { payload_hash } = existing else {
         tracing::warn!(
             consumer = claim.key().consumer,
@@ -1321,6 +1346,9 @@ pub(crate) fn compare_payloads(claim: &Claim<'_>, existing: &Existing) -> Compar
         return Comparison::Gone;
     };
     if claim.payload_hash().contradicts(payload_hash.as_deref()) {
+        if keep_collisions {
+            return Comparison::Collides;
+        }
         tracing::error!(
             consumer = claim.key().consumer,
             message_id = claim.key().message_id,

@@ -47,6 +47,8 @@ pub(crate) struct Shared<Db: InboxDatabase> {
     pub(crate) retry: RetryPolicy,
     pub(crate) broken_after: u32,
     pub(crate) ack_after_flush: bool,
+    /// Whether a duplicate with another payload becomes a dead letter.
+    pub(crate) keep_collisions: bool,
     pub(crate) hook: StepHook,
     pub(crate) monitor: Monitor,
     /// Lets a message run alone.

@@ -11,11 +11,12 @@ use sqlx::{Database, Pool, SqlSafeStr as _};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::db::stored::MessageStore;
-use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
+use crate::dead_letter::FailureText;
 use crate::envelope::Envelope;
 use crate::session::TransactionOptions;
 use crate::tables::Tables;
 
+mod dead_letters;
 #[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 mod executor;
 #[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
@@ -27,6 +28,8 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 pub(crate) mod stored;
+
+pub use dead_letters::DeadLetterStore;
 
 pub(crate) mod sealed {
     /// A wrong implementation of [`super::InboxDatabase`] would break the guarantee: only ours exist.
@@ -49,7 +52,7 @@ pub trait Dialect: Database + sealed::Sealed {
     label = "not an inbox database",
     note = "the databases are `sqlx::Postgres` (feature `postgres`), `sqlx::MySql` (feature `mysql`) and `sqlx::Sqlite` (feature `sqlite`)"
 )]
-pub trait InboxDatabase: MessageStore {
+pub trait InboxDatabase: MessageStore + DeadLetterStore {
     /// How many workers may write at once, where the database itself is the limit.
     const MAX_CONCURRENCY: Option<usize>;
 
@@ -205,14 +208,6 @@ pub trait InboxDatabase: MessageStore {
         conn: &mut Self::Connection,
         statements: &Self::Statements,
         key: ClaimKey<'_>,
-    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
-
-    /// Stores a dead letter, unless it has an entry already.
-    fn store_dead_letter(
-        conn: &mut Self::Connection,
-        statements: &Self::Statements,
-        letter: &DeadLetter<'_>,
-        existing: ExistingEntry,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Counts a failure and answers what is counted, this one included. With `ends_start` it is the end of a start

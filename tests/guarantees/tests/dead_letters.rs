@@ -310,6 +310,7 @@ on_each_database! {
                 "correlation_id": "c-\u{e9}",
                 "published_at": null,
                 "key": "k",
+                "published_at": null,
                 "headers": [
                     ["zero", "a\0b"], ["raw", {"bytes": [255, 0]}], ["twice", "1"], ["twice", "2"],
                     ["grüße\0", "😀"]

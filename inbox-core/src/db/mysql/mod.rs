@@ -3,6 +3,7 @@
 //! A handler runs between `XA START` and `XA END`. There the server refuses COMMIT, ROLLBACK, statements that commit
 //! implicitly, and, once a deadlock has rolled back, every write: nothing becomes durable but by our `XA COMMIT`.
 
+mod dead_letters;
 mod inspect;
 mod session;
 mod statements;
@@ -28,7 +29,7 @@ use super::{
     InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement, TraceOfClaim,
     driver_text, level, migrations, roll_back_all, uneven_depth,
 };
-use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
+use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
 use crate::session::TransactionOptions;
 use crate::tables::Tables;
@@ -401,40 +402,6 @@ impl InboxDatabase for MySql {
         key: ClaimKey<'_>,
     ) -> Result<(), sqlx::Error> {
         statements.of_key(conn, &statements.withdraw, key).await
-    }
-
-    async fn store_dead_letter(
-        conn: &mut MySqlConnection,
-        statements: &MySqlStatements,
-        letter: &DeadLetter<'_>,
-        existing: ExistingEntry,
-    ) -> Result<(), sqlx::Error> {
-        let statement = match existing {
-            ExistingEntry::Reopen => &statements.dead_letter,
-            ExistingEntry::Leave => &statements.dead_letter_beside,
-        };
-        let id = letter.storable_id().map(String::into_bytes);
-        let consumer = letter.consumer.map(str::as_bytes);
-        let stored = sqlx::query(statement.text())
-            .bind(letter.entry_key())
-            .bind(letter.source)
-            .bind(consumer)
-            .bind(&id)
-            .bind(letter.storable_type())
-            .bind(letter.handler)
-            .bind(letter.reason.as_str())
-            .bind(letter.text.as_str())
-            .bind(i32::try_from(letter.attempts).unwrap_or(i32::MAX))
-            .bind(letter.envelope.to_document())
-            .bind(&**letter.payload())
-            .bind(&id)
-            .bind(consumer)
-            .execute(conn)
-            .await?;
-        match existing {
-            ExistingEntry::Reopen if stored.rows_affected() == 0 => Err(sqlx::Error::RowNotFound),
-            _ => Ok(()),
-        }
     }
 
     async fn record_failure(

@@ -1,4 +1,6 @@
 use super::super::Statement;
+use super::super::dead_letters::holds;
+use super::dead_letters::DeadLetterStatements;
 use super::stored::StoredStatements;
 use super::{Flavour, backquoted};
 use crate::tables::Tables;
@@ -11,8 +13,7 @@ pub struct MySqlStatements {
     pub(super) payload_hash: Statement,
     pub(super) trace: Statement,
     pub(super) withdraw: Statement,
-    pub(super) dead_letter: Statement,
-    pub(super) dead_letter_beside: Statement,
+    pub(super) dead_letters: DeadLetterStatements,
     pub(super) record_failure: Statement,
     pub(super) note_attempt: Statement,
     pub(super) counted: Statement,
@@ -38,12 +39,6 @@ impl MySqlStatements {
         let messages = qualified(tables.messages_name());
         let key = "message_id = ? AND consumer_name = ?";
         let now = "UTC_TIMESTAMP(6)";
-        let keep_dead_letter = format!(
-            "INSERT INTO {dead_letters} (entry_key, source, consumer_name, message_id, message_type, \
-             handler, reason, failure, attempts, headers, payload, first_failed_at) \
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
-             COALESCE((SELECT first_failed_at FROM {attempts} WHERE {key}), {now}))"
-        );
         let drop_temporary = if flavour.is_mariadb {
             String::new()
         } else {
@@ -60,8 +55,9 @@ impl MySqlStatements {
             history: Statement::new(format!(
                 "SELECT CAST(COALESCE((SELECT attempts FROM {attempts} WHERE {key}), 0) AS SIGNED), \
                  CAST(COALESCE((SELECT starts FROM {attempts} WHERE {key}), 0) AS SIGNED), \
-                 CAST(EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL) AS SIGNED), \
-                 CAST(EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done') AS SIGNED)"
+                 CAST(EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL AND {holds}) AS SIGNED), \
+                 CAST(EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done') AS SIGNED)",
+                holds = holds()
             )),
             // Locking, for a snapshot of the transaction may be older than the claim.
             payload_hash: Statement::new(format!(
@@ -72,15 +68,7 @@ impl MySqlStatements {
                 "SELECT claim_nonce FROM {processed} WHERE {key} LOCK IN SHARE MODE"
             )),
             withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
-            dead_letter: Statement::new(format!(
-                "{keep_dead_letter} \
-                 ON DUPLICATE KEY UPDATE replayed_at = NULL, reason = VALUES(reason), \
-                 failure = VALUES(failure), handler = VALUES(handler), \
-                 attempts = GREATEST(attempts, VALUES(attempts)), last_failed_at = {now}"
-            )),
-            dead_letter_beside: Statement::new(format!(
-                "{keep_dead_letter} ON DUPLICATE KEY UPDATE id = id"
-            )),
+            dead_letters: DeadLetterStatements::new(&dead_letters, &attempts, &messages),
             record_failure: Statement::new(format!(
                 "INSERT INTO {attempts} (message_id, consumer_name, attempts, last_failure) \
                  VALUES (?, ?, 1, ?) ON DUPLICATE KEY UPDATE attempts = attempts + 1, \

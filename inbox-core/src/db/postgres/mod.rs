@@ -9,16 +9,20 @@ use sqlx::postgres::{PgConnection, PgDatabaseError, PgRow, PgSeverity};
 use sqlx::{AssertSqlSafe, Either, Executor as _, Pool, Postgres, Row as _};
 use sqlx_core::transaction::TransactionManager;
 
+use self::dead_letters::DeadLetterStatements;
+use super::dead_letters::holds;
 use super::executor::executor_for_tx;
 use super::{
     Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing, Finding,
     InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement, TraceOfClaim,
     driver_text, level, migrations, roll_back_all, schema_findings, uneven_depth,
 };
-use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
+use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
 use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
+
+mod dead_letters;
 
 const MIGRATIONS: migrations::Published = &[
     (
@@ -64,8 +68,7 @@ pub struct PostgresStatements {
     withdraw: Statement,
     /// The text around id, consumer and nonce that withdraws a claim and answers where it was.
     withdraw_step: (String, &'static str, &'static str),
-    dead_letter: Statement,
-    dead_letter_beside: Statement,
+    dead_letters: DeadLetterStatements,
     record_failure: Statement,
     record_start: Statement,
     forget_start: Statement,
@@ -646,37 +649,6 @@ impl InboxDatabase for Postgres {
         Ok(())
     }
 
-    async fn store_dead_letter(
-        conn: &mut PgConnection,
-        statements: &PostgresStatements,
-        letter: &DeadLetter<'_>,
-        existing: ExistingEntry,
-    ) -> Result<(), sqlx::Error> {
-        let statement = match existing {
-            ExistingEntry::Reopen => &statements.dead_letter,
-            ExistingEntry::Leave => &statements.dead_letter_beside,
-        };
-        let stored = sqlx::query(statement.text())
-            .bind(letter.entry_key())
-            .bind(letter.source)
-            .bind(letter.consumer)
-            .bind(letter.storable_id())
-            .bind(letter.storable_type())
-            .bind(letter.handler)
-            .bind(letter.reason.as_str())
-            .bind(letter.text.as_str())
-            .bind(i32::try_from(letter.attempts).unwrap_or(i32::MAX))
-            .bind(letter.envelope.to_document())
-            .bind(&**letter.payload())
-            .execute(conn)
-            .await?;
-        match existing {
-            // A trigger that swallows it must not cost the message.
-            ExistingEntry::Reopen if stored.rows_affected() == 0 => Err(sqlx::Error::RowNotFound),
-            _ => Ok(()),
-        }
-    }
-
     async fn record_failure(
         conn: &mut PgConnection,
         statements: &PostgresStatements,
@@ -1025,12 +997,6 @@ impl PostgresStatements {
         let restore_session = format!(
             "{restored}; {DROP_LEFTOVERS}; SELECT pg_advisory_unlock_all(); DISCARD SEQUENCES"
         );
-        let keep_dead_letter = format!(
-            "INSERT INTO {dead_letters} AS entry (entry_key, source, consumer_name, message_id, message_type, \
-                 handler, reason, failure, attempts, headers, payload, first_failed_at) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
-                 COALESCE((SELECT first_failed_at FROM {attempts} WHERE message_id = $4 AND consumer_name = $3), now()))"
-        );
         let insert = format!(
             "INSERT INTO {processed} AS claimed (message_id, consumer_name, message_type, correlation_id, payload_hash)"
         );
@@ -1080,8 +1046,9 @@ impl PostgresStatements {
             ),
             lock_timeout: literal(&effective.lock_timeout),
             kept: Statement::new(format!(
-                "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL), \
-                 EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done')"
+                "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL AND {holds}), \
+                 EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done')",
+                holds = holds()
             )),
             // For one row alone, because the planner takes an array for many and would plan anew each time.
             fence: fence("pg_catalog.count(*)", "$1", "$2"),
@@ -1123,15 +1090,7 @@ impl PostgresStatements {
                 "', 'hex'), 'UTF8'::pg_catalog.name), pg_catalog.convert_from(pg_catalog.decode('",
                 "', 'hex'), 'UTF8'::pg_catalog.name)) RETURNING pg_catalog.concat_ws(' ', '",
             ),
-            dead_letter: Statement::new(format!(
-                "{keep_dead_letter} \
-                 ON CONFLICT (entry_key) DO UPDATE SET replayed_at = NULL, reason = excluded.reason, \
-                 failure = excluded.failure, handler = excluded.handler, \
-                 attempts = greatest(entry.attempts, excluded.attempts), last_failed_at = now()"
-            )),
-            dead_letter_beside: Statement::new(format!(
-                "{keep_dead_letter} ON CONFLICT (entry_key) DO NOTHING"
-            )),
+            dead_letters: DeadLetterStatements::new(tables, schema),
             record_failure: Statement::new(format!(
                 "INSERT INTO {attempts} AS counted (message_id, consumer_name, attempts, last_failure) \
                  VALUES ($1, $2, 1, $3) ON CONFLICT (message_id, consumer_name) DO UPDATE SET \

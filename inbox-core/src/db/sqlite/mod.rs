@@ -8,16 +8,20 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Pool, Row as _, Sqlite};
 use sqlx_core::transaction::TransactionManager;
 
+use self::dead_letters::DeadLetterStatements;
+use super::dead_letters::holds;
 use super::executor::executor_for_tx;
 use super::{
     Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing, Finding,
     InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement, TraceOfClaim,
     driver_text, migrations, roll_back_all, schema_findings, uneven_depth,
 };
-use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
+use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
 use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
+
+mod dead_letters;
 
 const MIGRATIONS: migrations::Published = &[
     (
@@ -55,8 +59,7 @@ pub struct SqliteStatements {
     payload_hash: Statement,
     trace: Statement,
     withdraw: Statement,
-    dead_letter: Statement,
-    dead_letter_beside: Statement,
+    dead_letters: DeadLetterStatements,
     record_failure: Statement,
     record_start: Statement,
     forget_start: Statement,
@@ -418,37 +421,6 @@ impl InboxDatabase for Sqlite {
         Ok(())
     }
 
-    async fn store_dead_letter(
-        conn: &mut SqliteConnection,
-        statements: &SqliteStatements,
-        letter: &DeadLetter<'_>,
-        existing: ExistingEntry,
-    ) -> Result<(), sqlx::Error> {
-        let statement = match existing {
-            ExistingEntry::Reopen => &statements.dead_letter,
-            ExistingEntry::Leave => &statements.dead_letter_beside,
-        };
-        let stored = sqlx::query(statement.text())
-            .bind(letter.entry_key())
-            .bind(letter.source)
-            .bind(letter.consumer)
-            .bind(letter.storable_id())
-            .bind(letter.storable_type())
-            .bind(letter.handler)
-            .bind(letter.reason.as_str())
-            .bind(letter.text.as_str())
-            .bind(letter.attempts)
-            .bind(letter.envelope.to_document())
-            .bind(&**letter.payload())
-            .execute(conn)
-            .await?;
-        match existing {
-            // A trigger that swallows it must not cost the message.
-            ExistingEntry::Reopen if stored.rows_affected() == 0 => Err(sqlx::Error::RowNotFound),
-            _ => Ok(()),
-        }
-    }
-
     async fn record_failure(
         conn: &mut SqliteConnection,
         statements: &SqliteStatements,
@@ -594,12 +566,6 @@ impl SqliteStatements {
         let messages = qualified(tables.messages_name());
         let key = "message_id = ?1 AND consumer_name = ?2";
         let now = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
-        let keep_dead_letter = format!(
-            "INSERT INTO {dead_letters} AS entry (entry_key, source, consumer_name, message_id, message_type, \
-                 handler, reason, failure, attempts, headers, payload, first_failed_at) \
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, \
-                 COALESCE((SELECT first_failed_at FROM {attempts} WHERE message_id = ?4 AND consumer_name = ?3), {now}))"
-        );
         Self {
             claim: Statement::new(format!(
                 "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
@@ -609,23 +575,16 @@ impl SqliteStatements {
             history: Statement::new(format!(
                 "SELECT COALESCE((SELECT attempts FROM {attempts} WHERE {key}), 0), \
                  COALESCE((SELECT starts FROM {attempts} WHERE {key}), 0), \
-                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL), \
-                 EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done')"
+                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL AND {holds}), \
+                 EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done')",
+                holds = holds()
             )),
             payload_hash: Statement::new(format!(
                 "SELECT payload_hash FROM {processed} WHERE {key}"
             )),
             trace: Statement::new(format!("SELECT received_at FROM {processed} WHERE {key}")),
             withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
-            dead_letter: Statement::new(format!(
-                "{keep_dead_letter} \
-                 ON CONFLICT (entry_key) DO UPDATE SET replayed_at = NULL, reason = excluded.reason, \
-                 failure = excluded.failure, handler = excluded.handler, \
-                 attempts = max(entry.attempts, excluded.attempts), last_failed_at = {now}"
-            )),
-            dead_letter_beside: Statement::new(format!(
-                "{keep_dead_letter} ON CONFLICT (entry_key) DO NOTHING"
-            )),
+            dead_letters: DeadLetterStatements::new(tables),
             record_failure: Statement::new(format!(
                 "INSERT INTO {attempts} AS counted (message_id, consumer_name, attempts, last_failure) \
                  VALUES (?1, ?2, 1, ?3) ON CONFLICT (message_id, consumer_name) DO UPDATE SET \
