@@ -532,7 +532,7 @@ mod on_mysql {
             .await
             .unwrap();
         let seen = sees_nothing(&sandbox, &pool).await;
-        assert_eq!(seen[1], "STRICT_ALL_TABLES,NO_BACKSLASH_ESCAPES");
+        assert_eq!(seen[1], "NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES");
         assert_eq!((&*seen[2], &*seen[6], &*seen[7]), ("-03:00", "17", "0"));
     }
 

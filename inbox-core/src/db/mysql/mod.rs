@@ -219,12 +219,12 @@ impl InboxDatabase for MySql {
         text: &Arc<str>,
     ) -> Result<(), sqlx::Error> {
         level::<Self>(conn)?;
-        guard.forget_variables(conn).await?;
         let transaction = Transaction::new();
         let query = format!(
-            "{}; {text}{}; XA START {}",
+            "{}; {text}{}{}; XA START {}",
             guard.settling_text(),
             guard.state_query(transaction.nonce),
+            guard.variables_query(),
             transaction.name()
         );
         guard.step = None;
@@ -233,7 +233,8 @@ impl InboxDatabase for MySql {
         if let Some(error) = answers.error {
             return Err(error);
         }
-        guard.judge_state(answers.rows.last(), transaction.nonce)
+        guard.judge_state(answers.rows.first(), transaction.nonce)?;
+        MySqlGuard::forget_variables(conn, answers.rows.get(1..).unwrap_or_default()).await
     }
 
     async fn seal(

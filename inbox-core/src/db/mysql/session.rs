@@ -214,21 +214,23 @@ impl MySqlGuard {
         self.judge_state(row.as_ref(), nonce)
     }
 
-    /// Takes away the values of the user variables that handlers left.
-    pub(super) async fn forget_variables(
-        &self,
-        conn: &mut MySqlConnection,
-    ) -> Result<(), sqlx::Error> {
-        if !self.flavour.has_user_variables {
-            return Ok(());
+    /// The query for the user variables that handlers left, with a separator before it. Not before the settings are
+    /// set back: one of them limits what a query answers.
+    pub(super) fn variables_query(&self) -> &'static str {
+        if self.flavour.has_user_variables {
+            "; SELECT VARIABLE_NAME FROM information_schema.USER_VARIABLES WHERE VARIABLE_VALUE IS NOT NULL"
+        } else {
+            ""
         }
-        let rows = conn
-            .fetch_all(sqlx::raw_sql(
-                "SELECT VARIABLE_NAME FROM information_schema.USER_VARIABLES WHERE VARIABLE_VALUE IS NOT NULL",
-            ))
-            .await?;
+    }
+
+    /// Takes the values of user variables away.
+    pub(super) async fn forget_variables(
+        conn: &mut MySqlConnection,
+        rows: &[sqlx::mysql::MySqlRow],
+    ) -> Result<(), sqlx::Error> {
         let mut text = String::new();
-        for row in &rows {
+        for row in rows {
             let name = text_of(row, 0)?.unwrap_or_default();
             let before = if text.is_empty() { "SET" } else { "," };
             let _ = write!(text, "{before} @{} = NULL", backquoted(&name));
@@ -242,14 +244,21 @@ impl MySqlGuard {
     /// Brings the session back to the state in which the pool handed it out.
     pub(super) async fn restore(&mut self, conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
         let lock = self.interrupt.take();
-        let text = format!("{}; {}", self.settling_text(), self.restore);
-        run(conn, text).await?;
-        self.forget_variables(conn).await?;
-        let same = self.same_state(conn).await;
+        let nonce = fastrand::u64(..);
+        let query = format!(
+            "{}; {}; {}{}",
+            self.settling_text(),
+            self.restore,
+            self.state_query(nonce),
+            self.variables_query()
+        );
+        let rows = conn.fetch_all(sqlx::raw_sql(AssertSqlSafe(query))).await?;
+        let same = self.judge_state(rows.first(), nonce);
         if same.is_err() {
             self.interrupt = lock;
+            return same;
         }
-        same
+        Self::forget_variables(conn, rows.get(1..).unwrap_or_default()).await
     }
 
     /// Ends what runs on the session, on a connection of its own: the server goes on with the statement of a client
