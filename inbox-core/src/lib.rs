@@ -37,8 +37,9 @@ mod tx;
 pub use batch::{Batch, Batched, FromBatch, Messages, SingleMessage};
 pub use consumer::{ConsumerName, InvalidConsumerName};
 pub use db::{
-    Claim, ClaimKey, Claimed, Claims, Dialect, Done, ErrorClass, Existing, Finding, InboxDatabase,
-    Inspection, MigrationError, PayloadHash, Requisites, Sealed, Severity, TraceOfClaim,
+    Claim, ClaimKey, Claimed, Claims, Dialect, Done, ErrorClass, Existing, Expiring, Finding,
+    InboxDatabase, Inspection, MigrationError, PayloadHash, PurgeBatch, PurgePosition, Purged,
+    Requisites, Retention, Sealed, Severity, TraceOfClaim,
 };
 pub use dead_letter::{DeadLetter, DeadLetterReason, ExistingEntry, FailureText};
 pub use delivery::Delivery;

@@ -21,8 +21,11 @@ mod executor;
 mod migrations;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod retention;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+
+pub use retention::{Expiring, PurgeBatch, PurgePosition, Purged, Retention};
 
 pub(crate) mod sealed {
     /// A wrong implementation of [`super::InboxDatabase`] would break the guarantee: only ours exist.
@@ -45,7 +48,7 @@ pub trait Dialect: Database + sealed::Sealed {
     label = "not an inbox database",
     note = "the databases are `sqlx::Postgres` (feature `postgres`) and `sqlx::Sqlite` (feature `sqlite`)"
 )]
-pub trait InboxDatabase: Dialect {
+pub trait InboxDatabase: Dialect + Retention {
     /// How many workers may write at once, where the database itself is the limit.
     const MAX_CONCURRENCY: Option<usize>;
 

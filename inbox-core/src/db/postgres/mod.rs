@@ -20,6 +20,8 @@ use crate::handler::Isolation;
 use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
 
+mod retention;
+
 const MIGRATIONS: migrations::Published = &[
     (
         1,
@@ -87,6 +89,7 @@ pub struct PostgresStatements {
     restore_session: String,
     /// The server's own limit on idle transactions, where it has one.
     idle_limit: Option<Duration>,
+    retention: retention::RetentionStatements,
 }
 
 /// What a prepared PostgreSQL session knows besides its connection.
@@ -970,6 +973,7 @@ impl PostgresStatements {
         let processed = qualified(tables.processed_name());
         let dead_letters = qualified(tables.dead_letters_name());
         let attempts = qualified(tables.attempts_name());
+        let messages = qualified(tables.messages_name());
         let key = "message_id = $1 AND consumer_name = $2";
 
         let restored = restore(effective);
@@ -1099,6 +1103,12 @@ impl PostgresStatements {
             settle_session,
             restore_session,
             idle_limit: effective.idle_limit,
+            retention: retention::RetentionStatements::new(
+                &processed,
+                &attempts,
+                &dead_letters,
+                &messages,
+            ),
         }
     }
 }

@@ -19,6 +19,8 @@ use crate::handler::Isolation;
 use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
 
+mod retention;
+
 const MIGRATIONS: migrations::Published = &[
     (
         1,
@@ -58,6 +60,7 @@ pub struct SqliteStatements {
     record_failure: Statement,
     forget_failures: Statement,
     claim_wait: Duration,
+    retention: retention::RetentionStatements,
 }
 
 /// What the hooks of a prepared SQLite session look at.
@@ -552,6 +555,7 @@ impl SqliteStatements {
         let processed = qualified(tables.processed_name());
         let dead_letters = qualified(tables.dead_letters_name());
         let attempts = qualified(tables.attempts_name());
+        let messages = qualified(tables.messages_name());
         let key = "message_id = ?1 AND consumer_name = ?2";
         let now = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
         let keep_dead_letter = format!(
@@ -592,6 +596,12 @@ impl SqliteStatements {
             )),
             forget_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
             claim_wait,
+            retention: retention::RetentionStatements::new(
+                &processed,
+                &attempts,
+                &dead_letters,
+                &messages,
+            ),
         }
     }
 }
