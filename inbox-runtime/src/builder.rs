@@ -17,6 +17,7 @@ use crate::checks::{self, SourceFacts};
 use crate::gate::Gate;
 use crate::hold::Hold;
 use crate::inbox::Inbox;
+use crate::purge::{Purge, PurgePolicy};
 use crate::queue::Queue;
 use crate::route::{Callable, PerTransaction, Registered, Route};
 use crate::testing::StepHook;
@@ -84,6 +85,9 @@ pub struct InboxBuilder<Db: InboxDatabase> {
     retry: RetryPolicy,
     broken_after: u32,
     ack_after_flush: bool,
+    retention: Duration,
+    purge: Option<PurgePolicy>,
+    redelivery_windows: Vec<(String, Duration)>,
     hook: StepHook,
 }
 
@@ -118,6 +122,9 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             retry: RetryPolicy::default(),
             broken_after: 25,
             ack_after_flush: false,
+            retention: Duration::from_secs(14 * 24 * 60 * 60),
+            purge: Some(PurgePolicy::default()),
+            redelivery_windows: Vec::new(),
             hook: StepHook::default(),
         }
     }
@@ -273,6 +280,43 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         self
     }
 
+    /// How long a processed message is remembered (default 14 days; from 1 minute to 100 years). After that it is
+    /// removed by the [purge](Self::purge), and the message would be a new one if it came again: processed twice.
+    ///
+    /// So it must be longer than a message can come again: refused is what is not at least an hour longer than the
+    /// window of each source, which its adapter knows ([`Capabilities::redelivery_window`]) or
+    /// [`redelivery_window`](Self::redelivery_window) states. Counted failures that nothing needs any more go after
+    /// the same time. Never removed are dead letters, messages that wait in the database, and claims of either.
+    ///
+    /// [`Capabilities::redelivery_window`]: crate::Capabilities::redelivery_window
+    pub const fn retention(mut self, retention: Duration) -> Self {
+        self.retention = retention;
+        self
+    }
+
+    /// Sets how what is older than the [retention](Self::retention) is removed. Every process has the task for it, and
+    /// one at a time does the work. It takes a connection of the pool for each batch, if there is one to spare.
+    pub const fn purge(mut self, policy: PurgePolicy) -> Self {
+        self.purge = Some(policy);
+        self
+    }
+
+    /// Removes nothing: this process sends no delete, and the tables grow unless another one does, or a program of
+    /// yours. The [retention](Self::retention) still says how long claims are kept, and must be long enough.
+    pub const fn without_purge(mut self) -> Self {
+        self.purge = None;
+        self
+    }
+
+    /// States how long a source can deliver a message again, in all: also after an ack, by whatever people and
+    /// programs do to it (a replay from a dead letter queue, offsets that are set back). The longest time counts that is
+    /// stated here or known to the adapter. RabbitMQ knows none: what was acked is gone there, but a queue of dead
+    /// letters can be moved back after weeks.
+    pub fn redelivery_window(mut self, source: impl Into<String>, window: Duration) -> Self {
+        self.redelivery_windows.push((source.into(), window));
+        self
+    }
+
     /// After how many messages in a row that used up their attempts, without one success between them, a
     /// consumer makes no more dead letters until a message succeeds (default 25). It keeps a broken dependency
     /// from draining a queue into the dead letters.
@@ -373,6 +417,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 id_sources: source.id_sources(),
                 id_scope: self.scope_of(name),
                 problems: source.problems(),
+                redelivery_window: self.window_of(name, source.as_ref()),
             })
             .collect();
         let mut problems = checks::handlers(&specs, &facts, Db::ISOLATION_LEVELS, Db::NAME);
@@ -395,6 +440,15 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 ));
             }
         }
+        for (name, window) in &self.redelivery_windows {
+            if !self.sources.iter().any(|(source, _)| source == name) {
+                problems.push(format!(
+                    "redelivery_window({name:?}, {window:?}) names the source `{name}`, which does not exist"
+                ));
+            }
+        }
+        problems.extend(checks::retention(self.retention, &facts));
+        problems.extend(self.purge.iter().flat_map(PurgePolicy::problems));
         for ignored in &self.ignored {
             let taken = specs
                 .iter()
@@ -527,6 +581,16 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             .map(|(_, scope)| scope.clone())
     }
 
+    /// The longest time for which a message of this source can come again, as far as anybody knows.
+    fn window_of(&self, name: &str, source: &dyn Source) -> Option<Duration> {
+        self.redelivery_windows
+            .iter()
+            .filter(|(declared, _)| declared == name)
+            .map(|(_, window)| *window)
+            .chain(source.capabilities().redelivery_window)
+            .max()
+    }
+
     fn assemble(
         mut self,
         inspection: Inspection<Db>,
@@ -600,12 +664,19 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             stop,
             cut_off: CancellationToken::new(),
         };
+        let shared = Arc::new(shared);
+        let purge = self.purge.map(|policy| Purge {
+            shared: Arc::clone(&shared),
+            retention: self.retention,
+            policy,
+        });
         Ok(Inbox {
-            shared: Arc::new(shared),
+            shared,
             sources,
             prefetch,
             concurrency,
             grace: self.grace,
+            purge,
             queue,
         })
     }

@@ -66,6 +66,7 @@ mod inbox;
 mod intake;
 mod job;
 mod path;
+mod purge;
 mod queue;
 mod route;
 #[cfg(feature = "testing")]
@@ -82,6 +83,7 @@ mod worker;
 pub use backoff::RetryPolicy;
 pub use builder::{BuildError, InboxBuilder, migrate, migrate_tables};
 pub use inbox::{Inbox, Stopped};
+pub use purge::PurgePolicy;
 
 #[doc(hidden)]
 pub use inbox_core::__private;

@@ -136,7 +136,8 @@ async fn framework(pool: &PgPool, messages: Vec<Envelope>) -> usize {
         .register(charge::handler())
         .concurrency(1)
         .prefetch(16)
-        .messages_per_transaction(1);
+        .messages_per_transaction(1)
+        .without_purge();
     let inbox = inbox.build().await.unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let counting = Region::new(ALLOCATOR);

@@ -63,7 +63,8 @@ impl Scene {
             .state(gate.clone())
             .concurrency(1)
             .prefetch(500)
-            .messages_per_transaction(messages_per_transaction);
+            .messages_per_transaction(messages_per_transaction)
+            .without_purge();
         let running = Running::start(inbox.build().await.unwrap());
         let scene = Self {
             sandbox,
