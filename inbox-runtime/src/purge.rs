@@ -44,7 +44,7 @@ impl PurgePolicy {
         self
     }
 
-    /// The pause between two transactions (default 100 ms; from 1 ms to 1 minute).
+    /// The pause between two transactions (default 100 ms; from 1 ms to 10 minutes).
     #[must_use]
     pub const fn pause(mut self, pause: Duration) -> Self {
         self.pause = pause;
@@ -73,7 +73,7 @@ impl PurgePolicy {
                 "pause",
                 self.pause,
                 Duration::from_millis(1),
-                Duration::from_secs(60),
+                Duration::from_secs(10 * 60),
             ),
             (
                 "interval",

@@ -489,8 +489,8 @@ on_each_database! {
         let inbox = Inbox::builder(sandbox.pool.clone())
             .source("orders", broker.source("orders"))
             .serve(charge::handler())
-            // As long as a stop may take.
-            .purge(PurgePolicy::default().rows(1).pause(Duration::from_secs(60)).interval(Duration::from_secs(1)))
+            // Longer than a stop may take.
+            .purge(PurgePolicy::default().rows(1).pause(Duration::from_secs(600)).interval(Duration::from_secs(1)))
             .build()
             .await
             .unwrap();
