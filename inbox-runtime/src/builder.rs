@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inbox_core::{
-    ConsumerName, HandlerOn, HandlerSpec, InboxDatabase, Inspection, Isolation, Layout,
+    ConsumerName, Finding, HandlerOn, HandlerSpec, InboxDatabase, Inspection, Isolation, Layout,
     MigrationError, Requirements, Requisites, Severity, SharedState, Source, StateMap, Tables,
     TransactionOptions,
 };
@@ -85,6 +85,7 @@ pub struct InboxBuilder<Db: InboxDatabase> {
     retry: RetryPolicy,
     broken_after: u32,
     ack_after_flush: bool,
+    behind_pooler: bool,
     retention: Duration,
     purge: Option<PurgePolicy>,
     redelivery_windows: Vec<(String, Duration)>,
@@ -122,6 +123,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             retry: RetryPolicy::default(),
             broken_after: 25,
             ack_after_flush: false,
+            behind_pooler: false,
             retention: Duration::from_secs(14 * 24 * 60 * 60),
             purge: Some(PurgePolicy::default()),
             redelivery_windows: Vec::new(),
@@ -271,6 +273,32 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
     /// session that committed must be the one that flushes, and a flush elsewhere is refused.
     pub const fn ack_after_flush(mut self) -> Self {
         self.ack_after_flush = true;
+        self
+    }
+
+    /// States that a pooler in transaction mode stands between (PostgreSQL only): each transaction may have another
+    /// session of the server. `build()` refuses such a pooler without this.
+    ///
+    /// PgBouncer needs these settings, so that nothing which a handler, the driver or the inbox leaves in a session of
+    /// the server reaches the next transaction in it:
+    ///
+    /// ```ini
+    /// pool_mode = transaction
+    /// server_reset_query = DISCARD ALL
+    /// server_reset_query_always = 1
+    /// ignore_startup_parameters = extra_float_digits
+    /// ```
+    ///
+    /// and the inbox's pool needs
+    /// [`statement_cache_capacity(0)`](https://docs.rs/sqlx/0.9/sqlx/postgres/struct.PgConnectOptions.html#method.statement_cache_capacity).
+    /// Migrations run over a direct connection: they lock a session. Of what is done with this pool outside of handlers,
+    /// statements with parameters need a transaction.
+    ///
+    /// What it costs: statements are prepared anew for each transaction, and claims have a round trip of their own. And
+    /// what a handler does after it ended our transaction itself is not prevented from being durable, only found
+    /// out: the message is kept as escaped.
+    pub const fn behind_transaction_pooler(mut self) -> Self {
+        self.behind_pooler = true;
         self
     }
 
@@ -514,6 +542,13 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 Db::NAME
             ));
         }
+        if self.ack_after_flush && self.behind_pooler {
+            problems.push(
+                "ack_after_flush() needs the session that committed, which behind_transaction_pooler() cannot promise; \
+                 remove one of them"
+                    .to_owned(),
+            );
+        }
         for spec in &specs {
             if let Some(batch) = spec.batch.filter(|batch| batch.max > prefetch) {
                 problems.push(format!(
@@ -550,13 +585,26 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         let requisites = Requisites {
             claim_wait: self.claim_wait,
             longest_handler,
+            behind_pooler: self.behind_pooler,
         };
         let looked = async {
             let mut conn = self.pool.acquire().await?;
-            Db::inspect(&mut conn, &self.tables, &requisites).await
+            let inspection = Db::inspect(&mut conn, &self.tables, &requisites).await?;
+            drop(conn);
+            let shares = !self.behind_pooler && Db::share_sessions(&self.pool).await?;
+            Ok::<_, sqlx::Error>((inspection, shares))
         };
         let inspection = match looked.await {
-            Ok(inspection) => inspection,
+            Ok((inspection, shares)) => {
+                let is_told = inspection
+                    .findings
+                    .iter()
+                    .any(|finding| finding.text == Finding::SHARED_SESSIONS);
+                if shares && !is_told {
+                    problems.push(Finding::SHARED_SESSIONS.to_owned());
+                }
+                inspection
+            }
             Err(error) => {
                 problems.push(format!(
                     "the database cannot be inspected: {}",
@@ -660,6 +708,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             retry: self.retry,
             broken_after: self.broken_after,
             ack_after_flush: self.ack_after_flush,
+            behind_pooler: self.behind_pooler,
             hook: self.hook,
             stop,
             cut_off: CancellationToken::new(),

@@ -40,6 +40,8 @@ pub(crate) struct Shared<Db: InboxDatabase> {
     pub(crate) retry: RetryPolicy,
     pub(crate) broken_after: u32,
     pub(crate) ack_after_flush: bool,
+    /// Whether a session of the server is ours for one transaction only. Others want it after that.
+    pub(crate) behind_pooler: bool,
     pub(crate) hook: StepHook,
     /// No new handler starts.
     pub(crate) stop: CancellationToken,

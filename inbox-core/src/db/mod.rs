@@ -75,6 +75,14 @@ pub trait InboxDatabase: Dialect + Retention {
         requisites: &Requisites,
     ) -> impl Future<Output = Result<Inspection<Self>, sqlx::Error>> + Send;
 
+    /// Whether connections of this pool are seen to share sessions of the server, as they do behind a pooler in
+    /// transaction mode. What is not seen may still be so.
+    fn share_sessions(
+        _pool: &Pool<Self>,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send {
+        std::future::ready(Ok(false))
+    }
+
     /// Prepares a session that a worker took from the pool: from here on it can write only inside
     /// transactions of ours.
     fn prepare(
@@ -426,6 +434,8 @@ pub struct Requisites {
     pub claim_wait: Duration,
     /// The longest time limit of a handler.
     pub longest_handler: Duration,
+    /// Whether a pooler may give each transaction another session of the server.
+    pub behind_pooler: bool,
 }
 
 /// What a look at the database found.
@@ -447,6 +457,11 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// What is wrong when a pooler hands sessions around and nobody said so.
+    pub const SHARED_SESSIONS: &str = "the pool's connections share sessions of the server: a pooler in transaction \
+         mode stands between. Connect directly, or in session mode; or add `.behind_transaction_pooler()`, whose \
+         documentation says what the pooler needs";
+
     /// Something that weakens the guarantee in a way that the operator may have chosen.
     pub fn warning(text: impl Into<String>) -> Self {
         Self {

@@ -200,6 +200,7 @@ async fn session(pool: &PgPool, messages: Vec<Envelope>) -> usize {
     let requisites = Requisites {
         claim_wait: options.claim_wait,
         longest_handler: Duration::from_secs(30),
+        behind_pooler: false,
     };
     let mut conn = pool.acquire().await.unwrap();
     let inspection = Postgres::inspect(&mut conn, &Tables::default(), &requisites)

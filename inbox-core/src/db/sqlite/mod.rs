@@ -118,6 +118,11 @@ impl InboxDatabase for Sqlite {
                 "SQLite has no schemas: remove `.schema({schema:?})`"
             )));
         }
+        if requisites.behind_pooler {
+            findings.push(Finding::problem(
+                "SQLite has no poolers: remove `.behind_transaction_pooler()`",
+            ));
+        }
         let file: Option<String> =
             sqlx::query_scalar("SELECT file FROM pragma_database_list WHERE name = 'main'")
                 .fetch_optional(&mut *conn)
