@@ -596,11 +596,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         };
         let inspection = match looked.await {
             Ok((inspection, shares)) => {
-                let is_told = inspection
-                    .findings
-                    .iter()
-                    .any(|finding| finding.text == Finding::SHARED_SESSIONS);
-                if shares && !is_told {
+                if shares {
                     problems.push(Finding::SHARED_SESSIONS.to_owned());
                 }
                 inspection

@@ -256,6 +256,7 @@ impl InboxDatabase for Postgres {
         tables: &Tables,
         requisites: &Requisites,
     ) -> Result<Inspection<Self>, sqlx::Error> {
+        pooler::check(conn, requisites.behind_pooler).await?;
         // All in one transaction: behind a pooler, what the driver prepares is gone after it.
         let mut tx = conn.begin().await?;
         let schema = resolve_schema(&mut tx, tables).await?;
@@ -278,7 +279,9 @@ impl InboxDatabase for Postgres {
                 .collect()
         });
         effective.judge(requisites, &mut findings);
-        findings.extend(pooler::finding(conn, requisites.behind_pooler).await?);
+        if requisites.behind_pooler {
+            findings.extend(pooler::cache_finding(conn));
+        }
         let checks_connection = effective.checks_connection(conn).await;
         if !checks_connection {
             findings.push(Finding::warning(
