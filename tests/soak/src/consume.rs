@@ -108,6 +108,10 @@ impl Process {
                     .first_delay(Duration::from_millis(30))
                     .longest_delay(Duration::from_millis(500)),
             )
+            // Longer delays are waited for in the database. Whoever stands still for long loses what he took from there.
+            .longest_hold(Duration::from_millis(300))
+            .poll_interval(Duration::from_millis(200))
+            .lease(Duration::from_secs(3))
             // Those that always fail may be the last ones left.
             .broken_after(u32::MAX)
             .on_step(move |step, id| process.reach(step, id))
@@ -142,32 +146,32 @@ on_each_database! {
         task.act.end(attempt)
     }
 
-    #[inbox_handler(consumer = "billing", on = "Task", from = "orders")]
+    #[inbox_handler(consumer = "billing", max_attempts = 8, on = "Task", from = "orders")]
     async fn billing(task: Task, tx: &mut Tx<Db>, id: MessageId, attempt: Attempt) -> Result<(), HandlerError> {
         perform("billing", &task, &id, Some(attempt.0), tx).await
     }
 
-    #[inbox_handler(consumer = "audit", on = "Task", from = "orders")]
+    #[inbox_handler(consumer = "audit", max_attempts = 8, on = "Task", from = "orders")]
     async fn audit(task: Task, tx: &mut Tx<Db>, id: MessageId, attempt: Attempt) -> Result<(), HandlerError> {
         perform("audit", &task, &id, Some(attempt.0), tx).await
     }
 
-    #[inbox_handler(consumer = "refunding", on = "Task", from = "refunds", own_transaction = true)]
+    #[inbox_handler(consumer = "refunding", max_attempts = 8, on = "Task", from = "refunds", own_transaction = true)]
     async fn refunding(task: Task, tx: &mut Tx<Db>, id: MessageId, attempt: Attempt) -> Result<(), HandlerError> {
         perform("refunding", &task, &id, Some(attempt.0), tx).await
     }
 
-    #[inbox_handler(consumer = "bookkeeping", on = "Task", from = "payments", order_by = "payload:/account")]
+    #[inbox_handler(consumer = "bookkeeping", max_attempts = 8, on = "Task", from = "payments", order_by = "payload:/account")]
     async fn bookkeeping(task: Task, tx: &mut Tx<Db>, id: MessageId, attempt: Attempt) -> Result<(), HandlerError> {
         perform("bookkeeping", &task, &id, Some(attempt.0), tx).await
     }
 
-    #[inbox_handler(consumer = "metering", on = "Task", from = "readings")]
+    #[inbox_handler(consumer = "metering", max_attempts = 8, on = "Task", from = "readings")]
     async fn metering(task: Task, tx: &mut Tx<Db>, id: MessageId, attempt: Attempt) -> Result<(), HandlerError> {
         perform("metering", &task, &id, Some(attempt.0), tx).await
     }
 
-    #[inbox_handler(consumer = "statistics", on = "Task", from = "events", batch(max = 10, linger = "5ms"))]
+    #[inbox_handler(consumer = "statistics", max_attempts = 8, on = "Task", from = "events", batch(max = 10, linger = "5ms"))]
     async fn statistics(mut tasks: Batch<Task>, tx: &mut Tx<Db>) -> Result<(), HandlerError> {
         // In the order of the rows that two batches have in common.
         tasks.as_mut_slice().sort_by(|one, other| one.order.account.cmp(&other.order.account));
@@ -177,9 +181,15 @@ on_each_database! {
         Ok(())
     }
 
-    #[inbox_handler(consumer = "clearing", on = "Task", from = "transfers")]
+    #[inbox_handler(consumer = "clearing", max_attempts = 8, on = "Task", from = "transfers")]
     async fn clearing(task: Task, tx: &mut Tx<Db>, id: MessageId, attempt: Attempt) -> Result<(), HandlerError> {
         perform("clearing", &task, &id, Some(attempt.0), tx).await
+    }
+
+    /// Some of its messages end the process.
+    #[inbox_handler(consumer = "peril", max_attempts = 3, on = "Task", from = "perils")]
+    async fn peril(task: Task, tx: &mut Tx<Db>, id: MessageId, attempt: Attempt) -> Result<(), HandlerError> {
+        perform("peril", &task, &id, Some(attempt.0), tx).await
     }
 
     pub(super) async fn run(pool: sqlx::Pool<Db>, process: Arc<Process>, stop: Stop) {
@@ -196,6 +206,7 @@ on_each_database! {
                 .register(bookkeeping::handler())
                 .register(metering::handler())
                 .register(statistics::handler())
+                .register(peril::handler())
                 .messages_per_transaction(8)
                 .share_at_once()
                 .prefetch(24)

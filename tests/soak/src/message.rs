@@ -34,7 +34,7 @@ impl Place {
 }
 
 /// One queue for each way in which messages are handled.
-pub(crate) const PLACES: [Place; 6] = [
+pub(crate) const PLACES: [Place; 7] = [
     // Two consumers of one delivery.
     Place::new("orders", &["billing", "audit"]),
     // Each in a transaction of its own.
@@ -49,7 +49,12 @@ pub(crate) const PLACES: [Place; 6] = [
     },
     // Acked after a flush, where the database has that.
     Place::new("transfers", &["clearing"]),
+    // Some of them end the process. Few attempts, so that not too many processes die of them.
+    Place::new("perils", &["peril"]),
 ];
+
+/// The place of the messages that end their process.
+const PERILS: &str = "perils";
 
 /// What a handler does besides its booking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,8 +158,6 @@ pub(crate) enum Expected {
     Processed,
     /// A dead letter for this reason.
     Dead(&'static str),
-    /// A dead letter, whatever is said of it.
-    Killed,
     /// Either, but used up if dead.
     ProcessedOrExhausted,
 }
@@ -173,12 +176,16 @@ impl Message {
     pub(crate) fn random(rng: &mut Rng, number: usize, killers: bool) -> Self {
         let index = rng.usize(..PLACES.len());
         let place = PLACES[index];
+        let kills = rng.u32(..100) < 3 && place.name == PERILS && killers;
         let (form, act) = match rng.u32(..1000) {
+            _ if kills => (Form::Good, Act::Kill),
+            // Bystanders.
+            _ if place.name == PERILS => (Form::Good, Act::Book),
             0..40 => (
                 Form::Good,
                 Act::FailFirst {
                     attempts: rng.u32(1..=2),
-                    retry_after_ms: rng.bool().then(|| rng.u64(500..1500)),
+                    retry_after_ms: rng.bool().then(|| rng.u64(100..2_000)),
                 },
             ),
             40..80 => (Form::Good, Act::Sometimes { percent: 50 }),
@@ -195,7 +202,6 @@ impl Message {
             200..215 => (Form::Broken, Act::Book),
             215..225 => (Form::Nameless, Act::Book),
             225..235 => (Form::Stranger, Act::Book),
-            235..239 if killers => (Form::Good, Act::Kill),
             _ => (Form::Good, Act::Book),
         };
         let act = match act {
@@ -239,14 +245,17 @@ impl Message {
             (Form::Stranger, _) => (nobody, Expected::Dead("unknown_type")),
             (Form::Nameless, _) => (self.consumers(), Expected::Dead("invalid_id")),
             (Form::Broken, _) => (self.consumers(), Expected::Dead("undecodable")),
-            (Form::Good, Act::Fail | Act::Panic) => {
+            (Form::Good, Act::Fail | Act::Panic | Act::Kill) => {
                 (self.consumers(), Expected::Dead("attempts_exhausted"))
             }
             (Form::Good, Act::Reject) => (self.consumers(), Expected::Dead("rejected")),
             (Form::Good, Act::Sometimes { .. }) => {
                 (self.consumers(), Expected::ProcessedOrExhausted)
             }
-            (Form::Good, Act::Kill) => (self.consumers(), Expected::Killed),
+            // Three times in work when its process was killed from outside: nobody can tell that from its own doing.
+            (Form::Good, _) if PLACES[self.place].name == PERILS => {
+                (self.consumers(), Expected::ProcessedOrExhausted)
+            }
             (Form::Good, _) => (self.consumers(), Expected::Processed),
         };
         consumers.iter().map(move |consumer| (*consumer, expected))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::database::Engine;
 
-const KNOWN: &str = "--seconds N, --seed N, --database NAME, --rate N, --killers, --log FILTER; tests/soak/run --help";
+const KNOWN: &str = "--seconds N, --seed N, --database NAME, --rate N, --no-killers, --log FILTER; tests/soak/run --help";
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Options {
@@ -27,18 +27,18 @@ impl Options {
         mut arguments: impl Iterator<Item = String>,
     ) -> Result<Self, String> {
         let mut options = Self {
-            seconds: 40,
+            seconds: 30,
             // Short enough to type.
             seed: fastrand::u64(..1_000_000),
             databases: Engine::ALL.to_vec(),
             rate: 60,
-            killers: false,
+            killers: true,
             log: "info,inbox_runtime=debug".to_owned(),
         };
         while let Some(name) = arguments.next() {
             let mut value = || arguments.next().ok_or(format!("{name} needs a value"));
             match name.as_str() {
-                "--killers" => options.killers = true,
+                "--no-killers" => options.killers = false,
                 "--seconds" => options.seconds = within(&name, &value()?, 2, 7 * 24 * 3600)?,
                 "--seed" => options.seed = within(&name, &value()?, 0, u64::MAX)?,
                 "--rate" => options.rate = within(&name, &value()?, 1, 10_000)?,
@@ -70,8 +70,8 @@ impl Options {
             database.name(),
             self.rate
         );
-        if self.killers {
-            command.push_str(" --killers");
+        if !self.killers {
+            command.push_str(" --no-killers");
         }
         command
     }
@@ -101,14 +101,14 @@ mod tests {
 
     #[test]
     fn the_command_that_repeats_a_run_is_one_that_makes_it() {
-        let both = options("--seed 7 --seconds 9 --killers --rate 5").unwrap();
+        let both = options("--seed 7 --seconds 9 --no-killers --rate 5").unwrap();
         let repeat = both.repeat(Engine::Sqlite);
         let repeated = options(repeat.trim_start_matches("tests/soak/run")).unwrap();
         assert_eq!(repeated.databases, [Engine::Sqlite]);
         assert!(repeated.time_for_each() >= both.time_for_each());
         assert_eq!(
             (repeated.seed, repeated.killers, repeated.rate),
-            (7, true, 5)
+            (7, false, 5)
         );
     }
 

@@ -21,10 +21,14 @@ use crate::options::Options;
 use crate::producer::Producer;
 use crate::progress;
 use crate::servers::{Victim, strike};
+use crate::tally::Tally;
 use crate::verdict::{Verdict, judge, outcomes};
 
 /// Without any new outcome for so long, what is missing will not come.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// When no process has told anything for so long, it may have nothing in its hands.
+const QUIET: Duration = Duration::from_millis(500);
 
 /// One in so many messages is published again after all is done.
 const LONG_AFTER: usize = 8;
@@ -199,11 +203,13 @@ impl<Db: SoakDatabase> Run<Db> {
         }
     }
 
-    /// Waits until there are as many outcomes as expected and no message is with the broker, or nothing happens any more.
+    /// Waits until there are as many outcomes as expected, no message is with the broker and the processes have nothing
+    /// more to tell, or until nothing happens any more.
     async fn until_quiet(&self, expected: usize) {
-        let (mut last, mut since) = (0, Instant::now());
+        let mut last = (0, Tally::default());
+        let mut since = Instant::now();
         while since.elapsed() < PATIENCE {
-            let now = outcomes(&self.sandbox).await;
+            let now = (outcomes(&self.sandbox).await, self.counts.now().tally);
             if now != last {
                 (last, since) = (now, Instant::now());
             }
@@ -211,7 +217,7 @@ impl<Db: SoakDatabase> Run<Db> {
             for queue in &self.queues {
                 ready += queue.seen().await.ready;
             }
-            if now >= expected && ready == 0 {
+            if now.0 >= expected && ready == 0 && since.elapsed() > QUIET {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

@@ -89,8 +89,7 @@ impl Verdict {
             (Expected::Processed, None) | (Expected::ProcessedOrExhausted, None) => true,
             (Expected::ProcessedOrExhausted, Some(reason)) => reason == "attempts_exhausted",
             (Expected::Dead(expected), Some(reason)) => reason == expected,
-            (Expected::Killed, Some(_)) => true,
-            (Expected::Processed, Some(_)) | (Expected::Dead(_) | Expected::Killed, None) => false,
+            (Expected::Processed, Some(_)) | (Expected::Dead(_), None) => false,
         };
         if !is_as_expected {
             self.wrong.push(format!("{what} instead of {expected:?}"));
