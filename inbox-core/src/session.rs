@@ -6,8 +6,8 @@ use sqlx::Pool;
 
 use crate::db::stored::WaitingMessage;
 use crate::db::{
-    ClaimKey, Claimed, Claims, Counted, Done, ErrorClass, Existing, InboxDatabase, Sealed,
-    TraceOfClaim, level,
+    ClaimKey, Claimed, Claims, Counted, Done, ErrorClass, Existing, InboxDatabase, PurgeBatch,
+    Purged, Sealed, TraceOfClaim, level,
 };
 use crate::dead_letter::{DeadLetter, ExistingEntry, FailureText};
 use crate::error::HandlerError;
@@ -49,6 +49,19 @@ impl<Db: InboxDatabase> Layout<Db> {
     #[must_use]
     pub fn begin_text(&self, options: &TransactionOptions) -> Arc<str> {
         Db::begin_text(&self.statements, options).into()
+    }
+
+    /// Runs one batch of a purge on a connection of the pool, in a transaction of its own.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers. The connection must be closed then, and when this future is dropped.
+    pub async fn purge(
+        &self,
+        conn: &mut Db::Connection,
+        batch: &PurgeBatch<'_>,
+    ) -> Result<Purged, sqlx::Error> {
+        Db::purge(conn, &self.statements, batch).await
     }
 }
 

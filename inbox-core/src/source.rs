@@ -57,6 +57,10 @@ pub struct Capabilities {
     /// Whether [`Envelope::key`](crate::Envelope::key) says which messages have to stay in order (a partition key, a
     /// message group), so that it orders them for handlers without an `order_by` of their own.
     pub orders_by_key: bool,
+    /// How long after its first delivery the broker can deliver a message once more, also after an ack (a stream that is
+    /// read again, a topic whose offsets are set back); `None`: the adapter knows no such time. The inbox has to
+    /// remember its messages for longer.
+    pub redelivery_window: Option<Duration>,
 }
 
 impl Capabilities {
@@ -68,6 +72,7 @@ impl Capabilities {
             counts_hand_backs: true,
             settle_window: None,
             orders_by_key: false,
+            redelivery_window: None,
         }
     }
 
@@ -96,6 +101,13 @@ impl Capabilities {
     #[must_use]
     pub const fn orders_by_key(mut self, orders: bool) -> Self {
         self.orders_by_key = orders;
+        self
+    }
+
+    /// Sets how long a message can be delivered once more.
+    #[must_use]
+    pub const fn redelivery_window(mut self, window: Duration) -> Self {
+        self.redelivery_window = Some(window);
         self
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inbox_core::{
-    Capabilities, ConsumerName, HandlerOn, HandlerSpec, InboxDatabase, Inspection, Isolation,
-    Layout, MigrationError, Requirements, Requisites, Severity, SharedState, Source, StateMap,
-    Tables, TransactionOptions,
+    Capabilities, ConsumerName, Finding, HandlerOn, HandlerSpec, InboxDatabase, Inspection,
+    Isolation, Layout, MigrationError, Requirements, Requisites, Severity, SharedState, Source,
+    StateMap, Tables, TransactionOptions,
 };
 use sqlx::Pool;
 use tokio::sync::Notify;
@@ -19,6 +19,7 @@ use crate::gate::Gate;
 use crate::hold::Hold;
 use crate::inbox::Inbox;
 use crate::monitor::Monitor;
+use crate::purge::{Purge, PurgePolicy};
 use crate::queue::Queue;
 use crate::route::{Callable, PerTransaction, Registered, Route};
 use crate::solitude::Solitude;
@@ -90,6 +91,10 @@ pub struct InboxBuilder<Db: InboxDatabase> {
     broken_after: u32,
     ack_after_flush: bool,
     keep_collisions: bool,
+    behind_pooler: bool,
+    retention: Duration,
+    purge: Option<PurgePolicy>,
+    redelivery_windows: Vec<(String, Duration)>,
     hook: StepHook,
 }
 
@@ -127,6 +132,10 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             broken_after: 25,
             ack_after_flush: false,
             keep_collisions: false,
+            behind_pooler: false,
+            retention: Duration::from_secs(14 * 24 * 60 * 60),
+            purge: Some(PurgePolicy::default()),
+            redelivery_windows: Vec::new(),
             hook: StepHook::default(),
         }
     }
@@ -292,9 +301,72 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         self
     }
 
+    /// States that a pooler in transaction mode stands between (PostgreSQL only): each transaction may have another
+    /// session of the server. `build()` refuses such a pooler without this.
+    ///
+    /// PgBouncer needs these settings, so that nothing which a handler, the driver or the inbox leaves in a session of
+    /// the server reaches the next transaction in it:
+    ///
+    /// ```ini
+    /// pool_mode = transaction
+    /// server_reset_query = DISCARD ALL
+    /// server_reset_query_always = 1
+    /// ignore_startup_parameters = extra_float_digits
+    /// ```
+    ///
+    /// and the inbox's pool needs
+    /// [`statement_cache_capacity(0)`](https://docs.rs/sqlx/0.9/sqlx/postgres/struct.PgConnectOptions.html#method.statement_cache_capacity).
+    /// Migrations run over a direct connection: they lock a session. Of what is done with this pool outside of handlers,
+    /// statements with parameters need a transaction.
+    ///
+    /// What it costs: statements are prepared anew for each transaction, and claims have a round trip of their own. And
+    /// what a handler does after it ended our transaction itself is not prevented from being durable, only found
+    /// out: the message is kept as escaped.
+    pub const fn behind_transaction_pooler(mut self) -> Self {
+        self.behind_pooler = true;
+        self
+    }
+
     /// Sets delays and limits of retries.
     pub const fn retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = policy;
+        self
+    }
+
+    /// How long a processed message is remembered (default 14 days; from 1 minute to 100 years). After that it is
+    /// removed by the [purge](Self::purge), and the message would be a new one if it came again: processed twice.
+    ///
+    /// So it must be longer than a message can come again: refused is what is not at least an hour longer than the
+    /// window of each source, which its adapter knows ([`Capabilities::redelivery_window`]) or
+    /// [`redelivery_window`](Self::redelivery_window) states. Counted failures that nothing needs any more go after
+    /// the same time. Never removed are dead letters, messages that wait in the database, and claims of either.
+    ///
+    /// [`Capabilities::redelivery_window`]: crate::Capabilities::redelivery_window
+    pub const fn retention(mut self, retention: Duration) -> Self {
+        self.retention = retention;
+        self
+    }
+
+    /// Sets how what is older than the [retention](Self::retention) is removed. Every process has the task for it, and
+    /// one at a time does the work. It takes a connection of the pool for each batch, if there is one to spare.
+    pub const fn purge(mut self, policy: PurgePolicy) -> Self {
+        self.purge = Some(policy);
+        self
+    }
+
+    /// Removes nothing: this process sends no delete, and the tables grow unless another one does, or a program of
+    /// yours. The [retention](Self::retention) still says how long claims are kept, and must be long enough.
+    pub const fn without_purge(mut self) -> Self {
+        self.purge = None;
+        self
+    }
+
+    /// States how long a source can deliver a message again, in all: also after an ack, by whatever people and
+    /// programs do to it (a replay from a dead letter queue, offsets that are set back). The longest time counts that is
+    /// stated here or known to the adapter. RabbitMQ knows none: what was acked is gone there, but a queue of dead
+    /// letters can be moved back after weeks.
+    pub fn redelivery_window(mut self, source: impl Into<String>, window: Duration) -> Self {
+        self.redelivery_windows.push((source.into(), window));
         self
     }
 
@@ -413,6 +485,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 id_sources: source.id_sources(),
                 id_scope: self.scope_of(name),
                 problems: source.problems(),
+                redelivery_window: self.window_of(name, source.as_ref()),
             })
             .collect();
         let mut problems = checks::handlers(&specs, &facts, Db::ISOLATION_LEVELS, Db::NAME);
@@ -435,6 +508,15 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 ));
             }
         }
+        for (name, window) in &self.redelivery_windows {
+            if !self.sources.iter().any(|(source, _)| source == name) {
+                problems.push(format!(
+                    "redelivery_window({name:?}, {window:?}) names the source `{name}`, which does not exist"
+                ));
+            }
+        }
+        problems.extend(checks::retention(self.retention, &facts));
+        problems.extend(self.purge.iter().flat_map(PurgePolicy::problems));
         for ignored in &self.ignored {
             let taken = specs
                 .iter()
@@ -512,6 +594,13 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 Db::NAME
             ));
         }
+        if self.ack_after_flush && self.behind_pooler {
+            problems.push(
+                "ack_after_flush() needs the session that committed, which behind_transaction_pooler() cannot promise; \
+                 remove one of them"
+                    .to_owned(),
+            );
+        }
         for spec in &specs {
             if let Some(batch) = spec.batch.filter(|batch| batch.max > prefetch) {
                 problems.push(format!(
@@ -558,13 +647,22 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         let requisites = Requisites {
             claim_wait: self.claim_wait,
             longest_handler,
+            behind_pooler: self.behind_pooler,
         };
         let looked = async {
             let mut conn = self.pool.acquire().await?;
-            Db::inspect(&mut conn, &self.tables, &requisites).await
+            let inspection = Db::inspect(&mut conn, &self.tables, &requisites).await?;
+            drop(conn);
+            let shares = !self.behind_pooler && Db::share_sessions(&self.pool).await?;
+            Ok::<_, sqlx::Error>((inspection, shares))
         };
         let inspection = match looked.await {
-            Ok(inspection) => inspection,
+            Ok((inspection, shares)) => {
+                if shares {
+                    problems.push(Finding::SHARED_SESSIONS.to_owned());
+                }
+                inspection
+            }
             Err(error) => {
                 problems.push(format!(
                     "the database cannot be inspected: {}",
@@ -587,6 +685,16 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             .iter()
             .find(|(name, _)| name == source)
             .map(|(_, scope)| scope.clone())
+    }
+
+    /// The longest time for which a message of this source can come again, as far as anybody knows.
+    fn window_of(&self, name: &str, source: &dyn Source) -> Option<Duration> {
+        self.redelivery_windows
+            .iter()
+            .filter(|(declared, _)| declared == name)
+            .map(|(_, window)| *window)
+            .chain(source.capabilities().redelivery_window)
+            .max()
     }
 
     fn assemble(
@@ -678,18 +786,26 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             broken_after: self.broken_after,
             ack_after_flush: self.ack_after_flush,
             keep_collisions: self.keep_collisions,
+            behind_pooler: self.behind_pooler,
             hook: self.hook,
             monitor,
             stop,
             cut_off: CancellationToken::new(),
         };
+        let shared = Arc::new(shared);
+        let purge = self.purge.map(|policy| Purge {
+            shared: Arc::clone(&shared),
+            retention: self.retention,
+            policy,
+        });
         Ok(Inbox {
-            shared: Arc::new(shared),
+            shared,
             sources,
             any_source,
             prefetch,
             concurrency,
             grace: self.grace,
+            purge,
             queue,
         })
     }

@@ -1,6 +1,7 @@
 //! What `build()` finds out before the first message; everything that is wrong is reported together.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use inbox_core::{
     ConsumerName, DedupKey, HandlerSpec, IdSource, Isolation, broker_side_identifier,
@@ -9,6 +10,13 @@ use inbox_core::{
 /// How many connections the runtime needs besides one per worker: start-up and maintenance.
 pub(crate) const MAINTENANCE_CONNECTIONS: usize = 1;
 
+/// How much longer than the longest redelivery a claim is remembered: for clocks that differ, and for a message that
+/// is on its way.
+const RETENTION_MARGIN: Duration = Duration::from_secs(60 * 60);
+
+const SHORTEST_RETENTION: Duration = Duration::from_secs(60);
+const LONGEST_RETENTION: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
+
 /// A source as the checks see it.
 #[derive(Debug)]
 pub(crate) struct SourceFacts {
@@ -16,6 +24,8 @@ pub(crate) struct SourceFacts {
     pub(crate) id_sources: Vec<IdSource>,
     pub(crate) id_scope: Option<String>,
     pub(crate) problems: Vec<String>,
+    /// How long a message of it can come again, as far as anybody knows.
+    pub(crate) redelivery_window: Option<Duration>,
 }
 
 /// `name (file:line)`: where a person finds the handler.
@@ -252,6 +262,59 @@ pub(crate) fn sizes(
     problems
 }
 
+/// Claims must outlive the last redelivery of their message.
+pub(crate) fn retention(retention: Duration, sources: &[SourceFacts]) -> Vec<String> {
+    let told = in_words(retention);
+    if retention < SHORTEST_RETENTION {
+        return vec![format!(
+            "retention({told}) is shorter than {}: messages would be forgotten while they are delivered again; the \
+             default is 14 days, and `.without_purge()` keeps everything",
+            in_words(SHORTEST_RETENTION)
+        )];
+    }
+    if retention > LONGEST_RETENTION {
+        return vec![format!(
+            "retention({told}) is longer than {}; to keep everything use `.without_purge()`",
+            in_words(LONGEST_RETENTION)
+        )];
+    }
+    let mut problems = Vec::new();
+    for source in sources {
+        let window = source.redelivery_window.unwrap_or_default();
+        let needed = window.saturating_add(RETENTION_MARGIN);
+        // Without a window nothing is known that could contradict.
+        if !window.is_zero() && retention < needed {
+            let remedy = if needed <= LONGEST_RETENTION {
+                format!("give `.retention(..)` at least {}", in_words(needed))
+            } else {
+                "let the broker forget its messages earlier".to_owned()
+            };
+            problems.push(format!(
+                "source `{}` can deliver a message again for {}, but the retention of {told} forgets it earlier (a margin \
+                 of {} included), and it would be processed twice; {remedy}",
+                source.name,
+                in_words(window),
+                in_words(RETENTION_MARGIN),
+            ));
+        }
+    }
+    problems
+}
+
+/// A time as a person would say it, where it comes out even.
+fn in_words(time: Duration) -> String {
+    let seconds = time.as_secs();
+    if seconds == 0 || time.subsec_nanos() != 0 {
+        return format!("{time:?}");
+    }
+    let (count, unit) = [(24 * 60 * 60, "day"), (60 * 60, "hour"), (60, "minute")]
+        .into_iter()
+        .find(|(unit, _)| seconds.is_multiple_of(*unit))
+        .map_or((seconds, "second"), |(unit, name)| (seconds / unit, name));
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {unit}{plural}")
+}
+
 fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
     if names.is_empty() {
@@ -275,6 +338,7 @@ mod tests {
             id_sources: vec![IdSource::Property],
             id_scope: None,
             problems: vec![],
+            redelivery_window: None,
         }
     }
 
@@ -342,6 +406,58 @@ mod tests {
         assert!(id_spaces(&one, &scoped, &[]).is_empty());
         assert!(id_spaces(&[spec("billing").from(&["eu"])], &two, &[]).is_empty());
         assert!(id_spaces(&[spec("billing").key(DedupKey::CloudEvents)], &two, &[]).is_empty());
+    }
+
+    #[test]
+    fn a_retention_within_the_redelivery_window_is_refused_with_both_values() {
+        let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
+        let with = |window| {
+            [SourceFacts {
+                redelivery_window: window,
+                ..source("orders")
+            }]
+        };
+        let found = retention(Duration::from_secs(300), &with(Some(days(14))));
+        assert_eq!(found.len(), 1, "{found:?}");
+        for word in [
+            "`orders`",
+            "14 days",
+            "5 minutes",
+            "337 hours",
+            ".retention(",
+        ] {
+            assert!(found[0].contains(word), "{word}: {found:?}");
+        }
+        // The window alone is not enough, and the margin is.
+        assert_eq!(retention(days(14), &with(Some(days(14)))).len(), 1);
+        let enough = days(14) + RETENTION_MARGIN;
+        assert!(retention(enough, &with(Some(days(14)))).is_empty());
+        assert_eq!(
+            retention(enough - Duration::from_nanos(1), &with(Some(days(14)))).len(),
+            1
+        );
+        assert!(retention(SHORTEST_RETENTION, &with(None)).is_empty());
+        assert_eq!(retention(days(365), &with(Some(Duration::MAX))).len(), 1);
+    }
+
+    #[test]
+    fn a_retention_that_cannot_be_meant_is_named_with_the_remedy() {
+        for (value, word) in [
+            (Duration::ZERO, "retention(0ns)"),
+            (Duration::from_secs(59), "retention(59 seconds)"),
+            (
+                Duration::from_secs(1_000_000 * 24 * 60 * 60),
+                "retention(1000000 days)",
+            ),
+            (Duration::MAX, "retention("),
+        ] {
+            let found = retention(value, &[source("orders")]);
+            assert_eq!(found.len(), 1, "{found:?}");
+            for word in [word, "without_purge"] {
+                assert!(found[0].contains(word), "{word}: {found:?}");
+            }
+        }
+        assert!(retention(LONGEST_RETENTION, &[]).is_empty());
     }
 
     #[test]

@@ -304,6 +304,7 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
         let requisites = Requisites {
             claim_wait: CLAIM_WAIT,
             longest_handler: Duration::ZERO,
+            behind_pooler: false,
         };
         let Inspection {
             findings,

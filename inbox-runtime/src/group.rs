@@ -348,7 +348,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 self.set_aside(group, Duration::ZERO);
                 break;
             }
-            self.may_look_ahead = group.parts.is_empty();
+            self.may_look_ahead = group.parts.is_empty() && !self.shared.behind_pooler;
             if size > 1 {
                 cut_off += self.together(group, size, opened.take()).await;
                 continue;

@@ -12,6 +12,7 @@ use crate::builder::InboxBuilder;
 use crate::intake::Intake;
 use crate::job::Job;
 use crate::monitor::Monitor;
+use crate::purge::Purge;
 use crate::queue::Queue;
 use crate::route::Route;
 use crate::stored::StoredIntake;
@@ -26,6 +27,7 @@ pub struct Inbox<Db: InboxDatabase> {
     pub(crate) prefetch: NonZeroUsize,
     pub(crate) concurrency: NonZeroUsize,
     pub(crate) grace: Duration,
+    pub(crate) purge: Option<Purge<Db>>,
     pub(crate) queue: Arc<Queue<Db>>,
 }
 
@@ -155,6 +157,7 @@ impl<Db: InboxDatabase> Inbox<Db> {
                 tokio::spawn(worker.run())
             })
             .collect();
+        let purge = self.purge.map(|purge| tokio::spawn(purge.run()));
         let stop = self.shared.stop.clone();
         let ending = async {
             let mut cut_off = 0;
@@ -168,6 +171,11 @@ impl<Db: InboxDatabase> Inbox<Db> {
             }
             // Workers end only on a stop. The intakes wait until everything that they took has gone back.
             stop.cancel();
+            if let Some(purge) = purge
+                && let Err(error) = purge.await
+            {
+                tracing::error!(error = &error as &dyn std::error::Error, "the purge died");
+            }
             self.shared.hold.emptied().await;
             for ended in futures_util::future::join_all(intakes).await {
                 if let Err(error) = ended {
@@ -204,6 +212,7 @@ impl<Db: InboxDatabase> fmt::Debug for Inbox<Db> {
         f.debug_struct("Inbox")
             .field("concurrency", &self.concurrency)
             .field("prefetch", &self.prefetch)
+            .field("purges", &self.purge.is_some())
             .field("sources", &sources)
             .finish_non_exhaustive()
     }

@@ -69,6 +69,7 @@ mod intake;
 mod job;
 mod monitor;
 mod path;
+mod purge;
 mod queue;
 mod route;
 mod solitude;
@@ -88,6 +89,7 @@ pub use backoff::RetryPolicy;
 pub use builder::{BuildError, InboxBuilder, migrate, migrate_tables};
 pub use inbox::{Inbox, Stopped};
 pub use monitor::{Condition, Counts, Health, Monitor};
+pub use purge::PurgePolicy;
 
 #[doc(hidden)]
 pub use inbox_core::__private;

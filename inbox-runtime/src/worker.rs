@@ -49,6 +49,8 @@ pub(crate) struct Shared<Db: InboxDatabase> {
     pub(crate) ack_after_flush: bool,
     /// Whether a duplicate with another payload becomes a dead letter.
     pub(crate) keep_collisions: bool,
+    /// Whether a session of the server is ours for one transaction only. Others want it after that.
+    pub(crate) behind_pooler: bool,
     pub(crate) hook: StepHook,
     pub(crate) monitor: Monitor,
     /// Lets a message run alone.

@@ -24,3 +24,6 @@ ALTER TABLE inbox_attempts ADD COLUMN starts integer NOT NULL DEFAULT 0;
 -- How often a person had it replayed, and who did it last.
 ALTER TABLE inbox_dead_letters ADD COLUMN replays integer NOT NULL DEFAULT 0;
 ALTER TABLE inbox_dead_letters ADD COLUMN replayed_by text;
+
+-- What is older than the retention is found by it.
+CREATE INDEX inbox_attempts_last_failed_at ON inbox_attempts (last_failed_at);

@@ -33,6 +33,10 @@ pub(super) fn migrator(
             quoted(&format!("{}_open", tables.dead_letters_name())),
         ),
         ("inbox_attempts", qualified(tables.attempts_name())),
+        (
+            "inbox_attempts_last_failed_at",
+            quoted(&format!("{}_last_failed_at", tables.attempts_name())),
+        ),
         ("inbox_messages", qualified(tables.messages_name())),
         (
             "inbox_messages_due",

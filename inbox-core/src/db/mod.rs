@@ -25,11 +25,14 @@ mod migrations;
 mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod retention;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 pub(crate) mod stored;
 
 pub use dead_letters::DeadLetterStore;
+
+pub use retention::{Expiring, PurgeBatch, PurgePosition, Purged, Retention};
 
 pub(crate) mod sealed {
     /// A wrong implementation of [`super::InboxDatabase`] would break the guarantee: only ours exist.
@@ -52,7 +55,7 @@ pub trait Dialect: Database + sealed::Sealed {
     label = "not an inbox database",
     note = "the databases are `sqlx::Postgres` (feature `postgres`), `sqlx::MySql` (feature `mysql`) and `sqlx::Sqlite` (feature `sqlite`)"
 )]
-pub trait InboxDatabase: MessageStore + DeadLetterStore {
+pub trait InboxDatabase: MessageStore + DeadLetterStore + Retention {
     /// How many workers may write at once, where the database itself is the limit.
     const MAX_CONCURRENCY: Option<usize>;
 
@@ -78,6 +81,15 @@ pub trait InboxDatabase: MessageStore + DeadLetterStore {
         tables: &Tables,
         requisites: &Requisites,
     ) -> impl Future<Output = Result<Inspection<Self>, sqlx::Error>> + Send;
+
+    /// Whether connections of this pool are seen to share sessions of the server, as they do behind a pooler in
+    /// transaction mode. What is not seen may still be so.
+    #[must_use]
+    fn share_sessions(
+        _pool: &Pool<Self>,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send {
+        std::future::ready(Ok(false))
+    }
 
     /// Prepares a session that a worker took from `pool`: from here on it can write only inside
     /// transactions of ours.
@@ -489,6 +501,8 @@ pub struct Requisites {
     pub claim_wait: Duration,
     /// The longest time limit of a handler.
     pub longest_handler: Duration,
+    /// Whether a pooler may give each transaction another session of the server.
+    pub behind_pooler: bool,
 }
 
 /// What a look at the database found.
@@ -510,6 +524,11 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// What is wrong when a pooler hands sessions around and nobody said so.
+    pub const SHARED_SESSIONS: &str = "the pool's connections share sessions of the server: a pooler in transaction \
+         mode stands between. Connect directly, or in session mode; or add `.behind_transaction_pooler()`, whose \
+         documentation says what the pooler needs";
+
     /// Something that weakens the guarantee in a way that the operator may have chosen.
     pub fn warning(text: impl Into<String>) -> Self {
         Self {

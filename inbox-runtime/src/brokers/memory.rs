@@ -657,7 +657,8 @@ impl MemorySource {
     ///
     /// Without [`longest_delay`](Capabilities::longest_delay) every delay is ignored; with
     /// [`settle_window`](Capabilities::settle_window) a delivery that is not settled in time is taken away and
-    /// delivered again.
+    /// delivered again. A [`redelivery_window`](Capabilities::redelivery_window) is what the inbox has to remember;
+    /// this broker repeats nothing by it.
     #[must_use]
     pub fn behave_as(mut self, capabilities: Capabilities) -> Self {
         self.capabilities = capabilities;

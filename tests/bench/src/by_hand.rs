@@ -148,6 +148,7 @@ pub(crate) async fn session(setting: &Setting) -> Result<Taken> {
     let requisites = Requisites {
         claim_wait: options.claim_wait,
         longest_handler: Duration::from_secs(30),
+        behind_pooler: false,
     };
     let mut conn = setting.pool.acquire().await?;
     let inspection = Postgres::inspect(&mut conn, &Tables::default(), &requisites).await?;

@@ -1,5 +1,7 @@
 //! An inbox in a process of its own, which a test can let die.
 
+use std::ffi::OsStr;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -49,6 +51,27 @@ pub fn number(step: Step) -> usize {
     index.expect("a step without a number") + 1
 }
 
+/// Says a line to whoever started this process.
+pub fn say(line: std::fmt::Arguments<'_>) {
+    let mut output = std::io::stdout().lock();
+    // One write for a line, so that a death cannot cut one in half. Nobody may be listening any more.
+    let _ = output.write_all(format!("{line}\n").as_bytes());
+    let _ = output.flush();
+}
+
+/// The crash: nothing of this process runs after it.
+pub fn die() -> ! {
+    signal(std::process::id(), "KILL");
+    // The signal comes before `kill` is done.
+    std::process::abort()
+}
+
+fn signal(process: u32, signal: &str) {
+    let _ = std::process::Command::new("kill")
+        .args(["-s", signal, &process.to_string()])
+        .status();
+}
+
 /// A running child process.
 #[derive(Debug)]
 pub struct Consumer {
@@ -59,13 +82,13 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// Starts the program `consumer` (`env!("CARGO_BIN_EXE_consumer")`); it dies with this.
+    /// Starts a program, `env!("CARGO_BIN_EXE_consumer")` with [`Orders`] or one of its kind; it dies with this.
     ///
     /// # Panics
     ///
     /// When it cannot be started.
     #[must_use]
-    pub fn start(program: &str, orders: &Orders) -> Self {
+    pub fn start(program: impl AsRef<OsStr>, orders: &impl serde::Serialize) -> Self {
         let orders = serde_json::to_string(orders).expect("orders without JSON");
         let mut process = Command::new(program)
             .arg(orders)
@@ -123,6 +146,27 @@ impl Consumer {
         assert_eq!(found, lines, "{start:?} after {:?}", self.said);
     }
 
+    /// What the process says next; `None` when it is dead. Can be cancelled.
+    pub async fn next_line(&mut self) -> Option<String> {
+        self.output.next_line().await.ok().flatten()
+    }
+
+    /// Stops the process where it is, by SIGSTOP; its connections and locks stay.
+    pub fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    /// Ends [`pause`](Self::pause).
+    pub fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        if let Some(process) = self.process.id() {
+            signal(process, name);
+        }
+    }
+
     /// Ends the wait at [`Orders::wait_at`].
     ///
     /// # Panics
@@ -171,6 +215,16 @@ impl Consumer {
         let status = self.end().await;
         assert!(status.success(), "{status} after {:?}", self.said);
         self.said
+    }
+
+    /// Waits for its end: how it ended, and what it said besides.
+    ///
+    /// # Panics
+    ///
+    /// When it lives on.
+    pub async fn ended(mut self) -> (ExitStatus, Vec<String>) {
+        drop(self.input.take());
+        (self.end().await, self.said)
     }
 
     async fn end(&mut self) -> ExitStatus {

@@ -194,7 +194,8 @@ pub trait TestDatabase: InboxDatabase {
     /// The first column of every row, as bytes.
     fn bytes(pool: &Pool<Self>, sql: &str) -> impl Future<Output = Vec<Vec<u8>>> + Send;
 
-    /// "The pool is clean": each of its connections is outside any transaction and can write.
+    /// "The pool is clean": each of its connections is outside any transaction, can write, and has the settings of a
+    /// new one.
     ///
     /// # Panics
     ///
@@ -366,6 +367,14 @@ impl Sandbox<Postgres> {
     }
 }
 
+/// What a session has that a new one has not: the lock of a statement before, statements of ours, settings.
+const LEFT_OPEN: &str = "
+    SELECT 'an open transaction' FROM pg_locks
+        WHERE pid = pg_backend_pid() AND relation = 'accounts'::regclass AND mode = 'RowExclusiveLock'
+    UNION ALL SELECT name FROM pg_prepared_statements WHERE name LIKE 'inbox%'
+    UNION ALL SELECT concat(name, ' = ', setting) FROM pg_settings
+        WHERE source = 'session' AND setting IS DISTINCT FROM reset_val";
+
 impl TestDatabase for Postgres {
     async fn fresh(connections: u32) -> Sandbox<Self> {
         let (admin, app) = (
@@ -419,14 +428,11 @@ impl TestDatabase for Postgres {
             conn.execute("UPDATE accounts SET balance = balance")
                 .await
                 .expect("a connection that can write");
-            let open: i64 = sqlx::query_scalar(
-                "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() \
-                 AND relation = 'accounts'::regclass AND mode = 'RowExclusiveLock'",
-            )
-            .fetch_one(&mut *conn)
-            .await
-            .expect("the locks");
-            assert_eq!(open, 0, "a pooled connection is in a transaction");
+            let left: Vec<String> = sqlx::query_scalar(LEFT_OPEN)
+                .fetch_all(&mut *conn)
+                .await
+                .expect("what is open, prepared and set");
+            assert_eq!(left, [""; 0], "left on a pooled connection");
             all.push(conn);
         }
         drop(all);
@@ -515,6 +521,16 @@ impl TestDatabase for Sqlite {
     }
 
     async fn assert_clean(pool: &Pool<Self>) {
+        async fn busy_timeout(conn: &mut SqliteConnection) -> i64 {
+            let timeout = sqlx::query_scalar("PRAGMA busy_timeout");
+            timeout.fetch_one(conn).await.expect("the timeout")
+        }
+        let mut new = pool
+            .connect_options()
+            .connect()
+            .await
+            .expect("a connection");
+        let new = busy_timeout(&mut new).await;
         let mut all = Vec::new();
         for _ in 0..pool.size() {
             let mut conn = pool.acquire().await.expect("a connection");
@@ -524,6 +540,11 @@ impl TestDatabase for Sqlite {
             ))
             .await
             .expect("a connection outside any transaction, that can write");
+            assert_eq!(
+                busy_timeout(&mut conn).await,
+                new,
+                "busy_timeout of a pooled connection"
+            );
             all.push(conn);
         }
     }

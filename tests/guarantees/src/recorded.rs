@@ -78,6 +78,14 @@ impl Record {
             .count()
     }
 
+    /// How many deliveries had the broker's flag of an earlier one.
+    #[must_use]
+    pub fn redelivered(&self) -> usize {
+        let is_redelivery =
+            |event: &&Event| matches!(event, Event::Delivered { redelivered, .. } if *redelivered);
+        self.lock().iter().filter(is_redelivery).count()
+    }
+
     /// The messages whose acks the assignment took, in order, and when.
     #[must_use]
     pub fn acks(&self) -> Vec<(String, Instant)> {

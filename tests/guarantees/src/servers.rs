@@ -5,12 +5,13 @@ use std::process::{Command, Stdio};
 
 use crate::{environment, unique};
 
-/// A server of one test; killed and deleted with this.
+/// A server of one test; killed and deleted with this, unless it was started for the test by somebody else.
 #[derive(Debug)]
 pub struct OwnServer {
     name: &'static str,
     script: String,
     folder: PathBuf,
+    is_lent: bool,
 }
 
 impl OwnServer {
@@ -25,9 +26,21 @@ impl OwnServer {
             name,
             script: environment("INBOX_TEST_SERVICES"),
             folder: std::env::temp_dir().join(unique("inbox-server")),
+            is_lent: false,
         };
         server.again();
         server
+    }
+
+    /// One that runs in `folder` already, for this program alone. Whoever started it also deletes it.
+    #[must_use]
+    pub fn lent(name: &'static str, folder: impl Into<PathBuf>) -> Self {
+        Self {
+            name,
+            script: environment("INBOX_TEST_SERVICES"),
+            folder: folder.into(),
+            is_lent: true,
+        }
     }
 
     /// Starts it again, on the same port and with the same data, after [`stop`](Self::stop) or
@@ -93,6 +106,9 @@ impl OwnServer {
 
 impl Drop for OwnServer {
     fn drop(&mut self) {
+        if self.is_lent {
+            return;
+        }
         let _ = Command::new(&self.script)
             .arg("destroy")
             .arg(&self.folder)

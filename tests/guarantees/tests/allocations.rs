@@ -136,7 +136,8 @@ async fn framework(pool: &PgPool, messages: Vec<Envelope>) -> usize {
         .register(charge::handler())
         .concurrency(1)
         .prefetch(16)
-        .messages_per_transaction(1);
+        .messages_per_transaction(1)
+        .without_purge();
     let inbox = inbox.build().await.unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let counting = Region::new(ALLOCATOR);
@@ -199,6 +200,7 @@ async fn session(pool: &PgPool, messages: Vec<Envelope>) -> usize {
     let requisites = Requisites {
         claim_wait: options.claim_wait,
         longest_handler: Duration::from_secs(30),
+        behind_pooler: false,
     };
     let mut conn = pool.acquire().await.unwrap();
     let inspection = Postgres::inspect(&mut conn, &Tables::default(), &requisites)

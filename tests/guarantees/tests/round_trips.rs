@@ -66,7 +66,8 @@ impl Scene {
             .prefetch(500)
             // What asks for parked messages has a connection of its own, and is not counted here.
             .poll_interval(Duration::from_secs(60 * 60))
-            .messages_per_transaction(messages_per_transaction);
+            .messages_per_transaction(messages_per_transaction)
+            .without_purge();
         let running = Running::start(inbox.build().await.unwrap());
         let scene = Self {
             sandbox,

@@ -88,6 +88,7 @@ impl Case {
             .ignore(["OrderSeen"])
             .messages_per_transaction(if self == Self::Shared { 16 } else { 1 })
             .prefetch(64)
+            .without_purge()
             .build()
             .await
             .expect("no inbox");

@@ -116,6 +116,12 @@ pub(super) async fn judge_server(
             "the server is {flavour}: MariaDB 10.6 or MySQL 8.0, or a later one, is needed"
         )));
     }
+    if requisites.behind_pooler {
+        findings.push(Finding::problem(
+            "on MariaDB and MySQL the inbox needs sessions of its own: remove `.behind_transaction_pooler()`, and \
+             connect directly",
+        ));
+    }
     for name in ["read_only", "super_read_only"] {
         if is_on(setting(conn, name).await?.as_deref()) {
             findings.push(Finding::problem(format!(

@@ -5,6 +5,7 @@
 
 mod dead_letters;
 mod inspect;
+mod retention;
 mod session;
 mod statements;
 mod stored;

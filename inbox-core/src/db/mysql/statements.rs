@@ -1,6 +1,7 @@
 use super::super::Statement;
 use super::super::dead_letters::holds;
 use super::dead_letters::DeadLetterStatements;
+use super::retention::RetentionStatements;
 use super::stored::StoredStatements;
 use super::{Flavour, backquoted};
 use crate::tables::Tables;
@@ -22,6 +23,7 @@ pub struct MySqlStatements {
     pub(super) forget_only_start: Statement,
     pub(super) forget_uncounted: Statement,
     pub(super) stored: StoredStatements,
+    pub(super) retention: RetentionStatements,
     pub(super) forget_failures: Statement,
     /// The table of claims, quoted and qualified.
     pub(super) processed: String,
@@ -95,6 +97,7 @@ impl MySqlStatements {
                 "DELETE FROM {attempts} WHERE {key} AND attempts = 0 AND starts = 0"
             )),
             stored: StoredStatements::new(&messages),
+            retention: RetentionStatements::new(&processed, &attempts, &dead_letters, &messages),
             forget_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
             processed,
             drop_temporary,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use sqlx::postgres::{PgConnection, PgDatabaseError, PgRow, PgSeverity};
-use sqlx::{AssertSqlSafe, Either, Executor as _, Pool, Postgres, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, Either, Executor as _, Pool, Postgres, Row as _};
 use sqlx_core::transaction::TransactionManager;
 
 use self::dead_letters::DeadLetterStatements;
@@ -23,6 +23,8 @@ use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
 
 mod dead_letters;
+mod pooler;
+mod retention;
 
 const MIGRATIONS: migrations::Published = &[
     (
@@ -95,6 +97,9 @@ pub struct PostgresStatements {
     restore_session: String,
     /// The server's own limit on idle transactions, where it has one.
     idle_limit: Option<Duration>,
+    /// Whether each transaction may have another session of the server.
+    behind_pooler: bool,
+    retention: retention::RetentionStatements,
 }
 
 /// What a prepared PostgreSQL session knows besides its connection.
@@ -109,12 +114,24 @@ pub struct PostgresGuard {
     /// Whether the transaction that settled the session is committed. Until the first query of ours it is not, which
     /// saves a round trip.
     is_settled: bool,
+    /// Whether each transaction may have another session of the server: nothing prepared is there in the next one,
+    /// unless that began together with the end of this one.
+    behind_pooler: bool,
     prepared: Prepared,
     /// Where the claims' rows lie (an array of their `ctid`s, digits and punctuation), by which the fence finds
     /// them.
     claim_rows: String,
     /// The savepoint of the message in work, where each has one.
     step: Option<String>,
+}
+
+impl PostgresGuard {
+    /// Before a transaction that does not begin with the end of another one.
+    fn may_have_moved(&mut self) {
+        if self.behind_pooler {
+            self.prepared = Prepared::default();
+        }
+    }
 }
 
 /// What a session runs as prepared statements.
@@ -246,7 +263,10 @@ impl InboxDatabase for Postgres {
         tables: &Tables,
         requisites: &Requisites,
     ) -> Result<Inspection<Self>, sqlx::Error> {
-        let schema = resolve_schema(conn, tables).await?;
+        pooler::check(conn, requisites.behind_pooler).await?;
+        // All in one transaction: behind a pooler, what the driver prepares is gone after it.
+        let mut tx = conn.begin().await?;
+        let schema = resolve_schema(&mut tx, tables).await?;
         let columns: Vec<(String, String)> = sqlx::query_as(
             "SELECT c.relname::text, a.attname::text FROM pg_class c \
              JOIN pg_namespace n ON n.oid = c.relnamespace \
@@ -254,8 +274,10 @@ impl InboxDatabase for Postgres {
              WHERE n.nspname = $1 AND c.relkind IN ('r', 'p')",
         )
         .bind(&schema)
-        .fetch_all(&mut *conn)
+        .fetch_all(&mut *tx)
         .await?;
+        let effective = Effective::read(&mut tx).await?;
+        tx.rollback().await?;
         let mut findings = schema_findings(tables, |table| {
             columns
                 .iter()
@@ -263,8 +285,10 @@ impl InboxDatabase for Postgres {
                 .map(|(_, column)| column.clone())
                 .collect()
         });
-        let effective = Effective::read(conn).await?;
         effective.judge(requisites, &mut findings);
+        if requisites.behind_pooler {
+            findings.extend(pooler::cache_finding(conn));
+        }
         let checks_connection = effective.checks_connection(conn).await;
         if !checks_connection {
             findings.push(Finding::warning(
@@ -272,11 +296,17 @@ impl InboxDatabase for Postgres {
                  handler that was timed out keeps its locks until it ends by itself; set statement_timeout",
             ));
         }
-        let statements = PostgresStatements::new(tables, &schema, &effective, checks_connection);
+        let mut statements =
+            PostgresStatements::new(tables, &schema, &effective, checks_connection);
+        statements.behind_pooler = requisites.behind_pooler;
         Ok(Inspection {
             findings,
             statements,
         })
+    }
+
+    async fn share_sessions(pool: &sqlx::PgPool) -> Result<bool, sqlx::Error> {
+        pooler::share_sessions(pool).await
     }
 
     async fn prepare(
@@ -289,6 +319,7 @@ impl InboxDatabase for Postgres {
         PgTransactionManager::begin(conn, Some(driver_text(&begin.into()))).await?;
         Ok(PostgresGuard {
             is_open: true,
+            behind_pooler: statements.behind_pooler,
             ..PostgresGuard::default()
         })
     }
@@ -299,6 +330,7 @@ impl InboxDatabase for Postgres {
         guard: &mut PostgresGuard,
     ) -> Result<(), sqlx::Error> {
         level::<Self>(conn)?;
+        guard.may_have_moved();
         let mut text = String::with_capacity(512);
         if guard.is_settled {
             text.push_str("BEGIN; ");
@@ -341,6 +373,7 @@ impl InboxDatabase for Postgres {
         claims: &Claims<'_>,
     ) -> Result<Vec<Claimed>, sqlx::Error> {
         level::<Self>(conn)?;
+        guard.may_have_moved();
         let mut text = String::with_capacity(1024);
         let nonce = Nonce::new();
         let preparing = statements.write_claims(&mut text, guard, claims, &nonce);
@@ -363,6 +396,7 @@ impl InboxDatabase for Postgres {
         text: &Arc<str>,
     ) -> Result<(), sqlx::Error> {
         level::<Self>(conn)?;
+        guard.may_have_moved();
         let text = if guard.is_settled {
             Arc::clone(text)
         } else {
@@ -612,6 +646,9 @@ impl InboxDatabase for Postgres {
     ) -> Result<TraceOfClaim, sqlx::Error> {
         // What the handler did to this session (a role without rights) must not hide the claim.
         settle(conn, statements).await?;
+        if statements.behind_pooler {
+            run(conn, "BEGIN").await?;
+        }
         // Closing a connection does not end its transaction at once, and until then its COMMIT may still come.
         while let Some(mark) = mark
             && sqlx::query(AWAIT_END)
@@ -623,8 +660,11 @@ impl InboxDatabase for Postgres {
         let row = sqlx::query(statements.trace.text())
             .bind(key.message_id)
             .bind(key.consumer)
-            .fetch_optional(conn)
+            .fetch_optional(&mut *conn)
             .await?;
+        if statements.behind_pooler {
+            run(conn, "COMMIT").await?;
+        }
         let Some(row) = row else {
             return Ok(TraceOfClaim::Absent);
         };
@@ -959,6 +999,8 @@ impl PostgresStatements {
                 Some("25P02") => Sealed::Aborted,
                 // division_by_zero: no such row, no proof
                 Some("22012") => Sealed::Gone,
+                // invalid_sql_statement_name: this is another session, so the transaction has ended
+                Some("26000") if guard.behind_pooler => Sealed::Gone,
                 _ => Sealed::Unproven(error),
             },
             // The claim is in this transaction, so it could write: only its handler can have ended that. The same
@@ -1112,6 +1154,13 @@ impl PostgresStatements {
             settle_session,
             restore_session,
             idle_limit: effective.idle_limit,
+            behind_pooler: false,
+            retention: retention::RetentionStatements::new(
+                &processed,
+                &attempts,
+                &dead_letters,
+                &messages,
+            ),
         }
     }
 }

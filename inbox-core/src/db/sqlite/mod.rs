@@ -22,6 +22,7 @@ use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
 
 mod dead_letters;
+mod retention;
 
 const MIGRATIONS: migrations::Published = &[
     (
@@ -67,6 +68,7 @@ pub struct SqliteStatements {
     stored: stored::StoredStatements,
     forget_failures: Statement,
     claim_wait: Duration,
+    retention: retention::RetentionStatements,
 }
 
 /// What the hooks of a prepared SQLite session look at.
@@ -123,6 +125,11 @@ impl InboxDatabase for Sqlite {
             findings.push(Finding::problem(format!(
                 "SQLite has no schemas: remove `.schema({schema:?})`"
             )));
+        }
+        if requisites.behind_pooler {
+            findings.push(Finding::problem(
+                "SQLite has no poolers: remove `.behind_transaction_pooler()`",
+            ));
         }
         let file: Option<String> =
             sqlx::query_scalar("SELECT file FROM pragma_database_list WHERE name = 'main'")
@@ -607,6 +614,12 @@ impl SqliteStatements {
             stored: stored::StoredStatements::new(&messages),
             forget_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
             claim_wait,
+            retention: retention::RetentionStatements::new(
+                &processed,
+                &attempts,
+                &dead_letters,
+                &messages,
+            ),
         }
     }
 }

@@ -30,6 +30,10 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 ///
 /// Each open source has a connection of its own, and so has each publisher.
 ///
+/// RabbitMQ has no redelivery window of its own: a message that is acked is gone. What can bring it back (a queue of
+/// dead letters that is moved back, a producer that repeats itself) is known to you alone: state it in
+/// [`InboxBuilder::redelivery_window`](crate::InboxBuilder::redelivery_window).
+///
 /// ```
 /// use inbox_runtime::brokers::{QueueKind, RabbitMq};
 ///

@@ -3,11 +3,11 @@
 //! Its one argument are [`Orders`] as JSON. It says on its output which steps it reaches. A line on its input
 //! ends a wait, the end of its input is the signal to shut down.
 
-use std::io::{BufRead as _, Write as _};
+use std::io::BufRead as _;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use inbox_guarantees::child::{Orders, number};
+use inbox_guarantees::child::{Orders, die, number, say};
 use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{EventLog, OrderPlaced, bill, mysql_pool, on_each_database, sqlite_pool};
 use inbox_runtime::brokers::RabbitMq;
@@ -149,23 +149,6 @@ fn listen() -> (oneshot::Receiver<()>, Go) {
         }
     });
     (shutdown, go)
-}
-
-fn say(line: std::fmt::Arguments<'_>) {
-    let mut output = std::io::stdout().lock();
-    // One write for a line, so that a death cannot cut one in half. Nobody may be listening any more.
-    let _ = output.write_all(format!("{line}\n").as_bytes());
-    let _ = output.flush();
-}
-
-/// The crash: nothing of this process runs after it.
-fn die() -> ! {
-    let pid = std::process::id().to_string();
-    let _ = std::process::Command::new("kill")
-        .args(["-KILL", &pid])
-        .status();
-    // The signal comes before `kill` is done.
-    std::process::abort()
 }
 
 #[tokio::main(worker_threads = 8)]
