@@ -20,6 +20,7 @@ use inbox_runtime::{
     Source, Tx, inbox_handler,
 };
 use serde::{Deserialize, Serialize};
+use sqlx::mysql::MySqlPoolOptions;
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
@@ -299,6 +300,12 @@ async fn work(process: Arc<Process>) -> Result<(), Failure> {
                     .max_connections(8)
                     .acquire_timeout(Duration::from_secs(5));
                 postgres::run(options.connect_lazy(&process.duty.database)?, process, stop).await;
+            }
+            Engine::MySql => {
+                let options = MySqlPoolOptions::new()
+                    .max_connections(8)
+                    .acquire_timeout(Duration::from_secs(5));
+                mysql::run(options.connect_lazy(&process.duty.database)?, process, stop).await;
             }
             Engine::Sqlite => {
                 let pool = sqlite_pool(process.duty.database.as_ref(), 4).await;

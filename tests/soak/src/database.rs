@@ -2,21 +2,23 @@
 
 use inbox_guarantees::TestDatabase;
 use serde::{Deserialize, Serialize};
-use sqlx::{Postgres, Sqlite};
+use sqlx::{MySql, Postgres, Sqlite};
 
 /// A database by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Engine {
     Postgres,
+    MySql,
     Sqlite,
 }
 
 impl Engine {
-    pub(crate) const ALL: [Self; 2] = [Self::Postgres, Self::Sqlite];
+    pub(crate) const ALL: [Self; 3] = [Self::Postgres, Self::MySql, Self::Sqlite];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Postgres => "postgres",
+            Self::MySql => "mysql",
             Self::Sqlite => "sqlite",
         }
     }
@@ -44,6 +46,12 @@ pub(crate) trait SoakDatabase: TestDatabase {
 impl SoakDatabase for Postgres {
     const ENGINE: Engine = Engine::Postgres;
     const SERVER: Option<&'static str> = Some("postgres");
+    const PROCESSES: usize = 3;
+}
+
+impl SoakDatabase for MySql {
+    const ENGINE: Engine = Engine::MySql;
+    const SERVER: Option<&'static str> = Some("mysql");
     const PROCESSES: usize = 3;
 }
 

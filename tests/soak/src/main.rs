@@ -19,7 +19,7 @@ mod verdict;
 
 use std::process::ExitCode;
 
-use sqlx::{Postgres, Sqlite};
+use sqlx::{MySql, Postgres, Sqlite};
 
 use crate::database::Engine;
 use crate::options::Options;
@@ -63,6 +63,7 @@ async fn all(options: Options) -> ExitCode {
             async move {
                 match engine {
                     Engine::Postgres => run::run::<Postgres>(&options).await,
+                    Engine::MySql => run::run::<MySql>(&options).await,
                     Engine::Sqlite => run::run::<Sqlite>(&options).await,
                 }
             }

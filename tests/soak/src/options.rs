@@ -117,7 +117,7 @@ mod tests {
         for (line, says) in [
             ("--seconds 1", "from 2"),
             ("--seed", "needs a value"),
-            ("--database postgre", "postgres, sqlite"),
+            ("--database postgre", "postgres, mysql, sqlite"),
             ("--fast", "--seconds"),
         ] {
             let error = options(line).unwrap_err();
