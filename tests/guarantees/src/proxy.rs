@@ -18,6 +18,16 @@ const FENCE: &[u8] = b"EXECUTE inbox_fence";
 /// What only work on a message has; until then a session is being prepared.
 const WORK: &[u8] = b"EXECUTE inbox_";
 
+/// COMMIT as MariaDB gets it.
+const XA_COMMIT: &[u8] = b"ONE PHASE";
+
+/// What is spoken through the proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Language {
+    Postgres,
+    MySql,
+}
+
 /// What the proxy does to the next COMMIT that passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AtCommit {
@@ -62,12 +72,25 @@ impl Control {
 }
 
 impl FaultProxy {
-    /// A proxy to the server at `target`.
+    /// A proxy to the server at `target`; the COMMITs that it knows are those of PostgreSQL.
     ///
     /// # Panics
     ///
     /// When there is no free port.
     pub async fn to(target: SocketAddr) -> Self {
+        Self::between(target, Language::Postgres).await
+    }
+
+    /// A proxy to the MariaDB at `target`.
+    ///
+    /// # Panics
+    ///
+    /// When there is no free port.
+    pub async fn to_mysql(target: SocketAddr) -> Self {
+        Self::between(target, Language::MySql).await
+    }
+
+    async fn between(target: SocketAddr, language: Language) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("no port");
         let address = listener.local_addr().expect("no address");
         let control = Arc::new(Control {
@@ -79,7 +102,7 @@ impl FaultProxy {
         let listener = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 if !shared.plan().refusing {
-                    tokio::spawn(connection(client, target, Arc::clone(&shared)));
+                    tokio::spawn(connection(client, target, language, Arc::clone(&shared)));
                 }
             }
         });
@@ -142,7 +165,12 @@ impl Drop for FaultProxy {
 }
 
 /// Copies both directions until one ends, the proxy cuts, or a strike says so.
-async fn connection(client: TcpStream, target: SocketAddr, control: Arc<Control>) {
+async fn connection(
+    client: TcpStream,
+    target: SocketAddr,
+    language: Language,
+    control: Arc<Control>,
+) {
     let mut cuts = control.cuts.subscribe();
     cuts.mark_unchanged();
     let Ok(server) = TcpStream::connect(target).await else {
@@ -152,8 +180,8 @@ async fn connection(client: TcpStream, target: SocketAddr, control: Arc<Control>
     let (from_server, to_server) = server.into_split();
     // The strike that this connection's COMMIT met, for the direction of the answers.
     let (met, meets) = watch::channel(None);
-    let requests = requests(from_client, to_server, &control, met);
-    let answers = answers(from_server, to_client, &control, meets);
+    let requests = requests(from_client, to_server, language, &control, met);
+    let answers = answers(from_server, to_client, language, &control, meets);
     tokio::select! {
         _ = requests => {}
         _ = answers => {}
@@ -164,6 +192,7 @@ async fn connection(client: TcpStream, target: SocketAddr, control: Arc<Control>
 async fn requests(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
+    language: Language,
     control: &Control,
     met: watch::Sender<Option<AtCommit>>,
 ) -> std::io::Result<()> {
@@ -172,6 +201,7 @@ async fn requests(
     let mut fence = Finder::of(FENCE);
     let mut last_commit = Finder::of(COMMIT);
     let mut commit_and_go_on = Finder::of(COMMIT_AND_GO_ON);
+    let mut xa_commit = Finder::of(XA_COMMIT);
     let (mut works, mut fenced) = (false, false);
     let mut buffer = [0; 8192];
     loop {
@@ -184,7 +214,11 @@ async fn requests(
         fenced |= fence.complete_in(&buffer[..n]);
         let commits_last = last_commit.complete_in(&buffer[..n]) && works;
         let goes_on = commit_and_go_on.complete_in(&buffer[..n]) && fenced;
-        if commits_last || goes_on {
+        let commits = match language {
+            Language::Postgres => commits_last || goes_on,
+            Language::MySql => xa_commit.complete_in(&buffer[..n]),
+        };
+        if commits {
             fenced = false;
             let strike = {
                 let mut plan = control.plan();
@@ -208,11 +242,13 @@ async fn requests(
 async fn answers(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
+    language: Language,
     control: &Control,
     met: watch::Receiver<Option<AtCommit>>,
 ) -> std::io::Result<()> {
     let mut held = control.holding.subscribe();
     let mut commits = Finder::of(COMMIT);
+    let mut last = LastAnswer::default();
     let mut buffer = [0; 8192];
     loop {
         let n = from.read(&mut buffer).await?;
@@ -223,7 +259,11 @@ async fn answers(
         let strike = *met.borrow();
         if strike.is_some() {
             // Nothing between the COMMIT and its completion reaches the client.
-            if commits.complete_in(&buffer[..n]) {
+            let is_complete = match language {
+                Language::Postgres => commits.complete_in(&buffer[..n]),
+                Language::MySql => last.complete_in(&buffer[..n]),
+            };
+            if is_complete {
                 match strike {
                     Some(AtCommit::FreezeAfter) => freeze().await,
                     _ => return Ok(()),
@@ -238,6 +278,30 @@ async fn answers(
 async fn freeze() {
     // As a partition does: neither side hears anything. `FaultProxy::cut` ends it.
     tokio::time::sleep(Duration::MAX).await;
+}
+
+/// Finds the last answer of MariaDB to a text of statements that answer no rows.
+#[derive(Default)]
+struct LastAnswer(Vec<u8>);
+
+impl LastAnswer {
+    fn complete_in(&mut self, bytes: &[u8]) -> bool {
+        self.0.extend_from_slice(bytes);
+        while let [low, middle, high, _, rest @ ..] = &self.0[..] {
+            let length = usize::from(*low) | usize::from(*middle) << 8 | usize::from(*high) << 16;
+            let Some(packet) = rest.get(..length) else {
+                return false;
+            };
+            // An error ends it; behind OK and two numbers of one byte each is the status, with a bit for "more".
+            let is_last = packet.first() == Some(&0xff)
+                || packet.get(3).is_none_or(|status| status & 0x08 == 0);
+            self.0.drain(..4 + length);
+            if is_last {
+                return true;
+            }
+        }
+        false
+    }
 }
 
 /// Finds words in a stream, also where they arrive in pieces.

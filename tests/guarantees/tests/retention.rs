@@ -13,7 +13,7 @@ use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{
     BuildError, Capabilities, HandlerError, Inbox, MessageId, PurgePolicy, Tx, inbox_handler,
 };
-use sqlx::{Pool, Postgres, Sqlite};
+use sqlx::{MySql, Pool, Postgres, Sqlite};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -32,6 +32,9 @@ trait Aging: TestDatabase {
 
     /// The pause between batches while messages go on. Who waits for SQLite asks again and again, and needs time to.
     const PAUSE: Duration;
+
+    /// What has to stand before a query that makes many rows.
+    const BEFORE: &str = "";
 
     /// The time so many seconds ago, as SQL.
     fn ago(seconds: &str) -> String;
@@ -74,6 +77,31 @@ impl Aging for Postgres {
     const ALLOW: &str = "DROP TRIGGER refuse ON inbox_processed_messages";
 }
 
+impl Aging for MySql {
+    const MANY: usize = 100_000;
+    const PAUSE: Duration = Duration::from_millis(5);
+    const BEFORE: &str = "SET SESSION max_recursive_iterations = 4294967295;";
+
+    fn ago(seconds: &str) -> String {
+        format!("UTC_TIMESTAMP(6) - INTERVAL ({seconds}) SECOND")
+    }
+
+    // Row by row; the time is the statement's.
+    const WATCH: &str = "
+        CREATE TABLE purge_log (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, tx VARCHAR(40), removed BIGINT);
+        CREATE TRIGGER watch AFTER DELETE ON inbox_processed_messages FOR EACH ROW
+            INSERT INTO purge_log (tx, removed) VALUES (UTC_TIMESTAMP(6), 1);";
+
+    fn refuse(text: &str) -> String {
+        format!(
+            "CREATE TRIGGER refuse BEFORE DELETE ON inbox_processed_messages
+             FOR EACH ROW SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{text}'"
+        )
+    }
+
+    const ALLOW: &str = "DROP TRIGGER refuse";
+}
+
 impl Aging for Sqlite {
     const MANY: usize = 20_000;
     const PAUSE: Duration = Duration::from_millis(100);
@@ -101,9 +129,10 @@ impl Aging for Sqlite {
 /// Makes claims of `billing` on `{prefix}-1`, `{prefix}-2`, .. whose age in seconds is an expression of `n`.
 async fn claims<Db: Aging>(pool: &Pool<Db>, prefix: &str, count: usize, age: &str) {
     let sql = format!(
-        "WITH RECURSIVE series (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM series WHERE n < {count})
-         INSERT INTO inbox_processed_messages (message_id, consumer_name, received_at)
+        "{} INSERT INTO inbox_processed_messages (message_id, consumer_name, received_at)
+         WITH RECURSIVE series (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM series WHERE n < {count})
          SELECT '{prefix}-' || n, 'billing', {} FROM series",
+        Db::BEFORE,
         Db::ago(age)
     );
     Db::run(pool, &sql).await;
@@ -124,10 +153,10 @@ async fn dead_letter<Db: Aging>(pool: &Pool<Db>, consumer: &str, id: &str) {
         .bytes()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    let key = if Db::NAME == "SQLite" {
-        format!("x'{key}'")
-    } else {
+    let key = if Db::NAME == "PostgreSQL" {
         format!("'\\x{key}'")
+    } else {
+        format!("x'{key}'")
     };
     Db::run(
         pool,
@@ -147,7 +176,7 @@ async fn stored<Db: Aging>(pool: &Pool<Db>, consumer: &str, id: &str, status: &s
         pool,
         &format!(
             "INSERT INTO inbox_messages (consumer_name, message_id, source, status, headers, payload, next_attempt_at)
-             VALUES ('{consumer}', '{id}', 'orders', '{status}', '[]', '', '2999-01-01T00:00:00.000Z')"
+             VALUES ('{consumer}', '{id}', 'orders', '{status}', '[]', '', '2999-01-01 00:00:00.000')"
         ),
     )
     .await;
@@ -168,7 +197,7 @@ async fn attempt<Db: Aging>(pool: &Pool<Db>, id: &str, age: Duration) {
 
 /// How many claims each transaction removed.
 async fn removals<Db: TestDatabase>(pool: &Pool<Db>) -> Vec<String> {
-    let sql = "SELECT CAST(sum(removed) AS TEXT) FROM purge_log GROUP BY tx ORDER BY min(id)";
+    let sql = "SELECT sum(removed) || '' FROM purge_log GROUP BY tx ORDER BY min(id)";
     Db::texts(pool, sql).await
 }
 

@@ -19,8 +19,10 @@ use inbox_runtime::brokers::{Effect, MemoryBroker};
 use inbox_runtime::{
     Attempt, HandlerError, Inbox, InboxBuilder, MessageId, State, Tx, Verdict, inbox_handler,
 };
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{PgPool, Postgres};
+use sqlx::mysql::MySqlConnectOptions;
+use sqlx::pool::PoolOptions;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{MySql, PgPool, Pool, Postgres};
 
 #[derive(Clone, Default)]
 struct Entered(Arc<AtomicU32>);
@@ -31,48 +33,38 @@ impl Entered {
     }
 }
 
-#[inbox_handler(consumer = "billing", timeout = "5s")]
-async fn charge(
-    order: OrderPlaced,
-    tx: &mut Tx<Postgres>,
-    id: MessageId,
-    State(entered): State<Entered>,
-    Attempt(attempt): Attempt,
-) -> Result<(), HandlerError> {
-    // A count that the success forgets again would have been one all the same.
-    if attempt != 1 {
-        return Err(HandlerError::reject("the unknown outcome was counted"));
-    }
-    entered.0.fetch_add(1, Ordering::SeqCst);
-    bill!(Postgres, order, id, tx);
-    if id.as_str().starts_with("rejected") {
-        return Err(HandlerError::reject("never"));
-    }
-    Ok(())
+/// The server behind a proxy.
+trait Proxied: TestDatabase {
+    /// A proxy to the server of `sandbox`, and a pool of three connections through it.
+    async fn through_a_proxy(sandbox: &Sandbox<Self>) -> (FaultProxy, Pool<Self>);
 }
 
-/// A proxy to the server of `sandbox`, and a pool of three connections through it.
-async fn through_a_proxy(sandbox: &Sandbox<Postgres>) -> (FaultProxy, PgPool) {
-    let direct: PgConnectOptions = sandbox.url.parse().unwrap();
-    let server: SocketAddr = format!("{}:{}", direct.get_host(), direct.get_port())
-        .parse()
-        .unwrap();
-    let proxy = FaultProxy::to(server).await;
-    let pool = PgPoolOptions::new()
+impl Proxied for Postgres {
+    async fn through_a_proxy(sandbox: &Sandbox<Self>) -> (FaultProxy, Pool<Self>) {
+        let direct: PgConnectOptions = sandbox.url.parse().unwrap();
+        let proxy = FaultProxy::to(address(direct.get_host(), direct.get_port())).await;
+        let options = direct.port(proxy.address().port());
+        (proxy, three().connect_lazy_with(options))
+    }
+}
+
+impl Proxied for MySql {
+    async fn through_a_proxy(sandbox: &Sandbox<Self>) -> (FaultProxy, Pool<Self>) {
+        let direct: MySqlConnectOptions = sandbox.url.parse().unwrap();
+        let proxy = FaultProxy::to_mysql(address(direct.get_host(), direct.get_port())).await;
+        let options = direct.port(proxy.address().port());
+        (proxy, three().connect_lazy_with(options))
+    }
+}
+
+fn address(host: &str, port: u16) -> SocketAddr {
+    format!("{host}:{port}").parse().unwrap()
+}
+
+fn three<Db: TestDatabase>() -> PoolOptions<Db> {
+    PoolOptions::new()
         .max_connections(3)
         .acquire_timeout(Duration::from_secs(2))
-        .connect_lazy_with(direct.port(proxy.address().port()));
-    (proxy, pool)
-}
-
-fn builder(pool: PgPool, broker: &MemoryBroker, entered: &Entered) -> InboxBuilder<Postgres> {
-    Inbox::builder(pool)
-        .source("orders", broker.source("orders"))
-        .serve(charge::handler())
-        .state(entered.clone())
-        .concurrency(1)
-        .claim_wait(Duration::from_millis(300))
-        .commit_wait(Duration::from_secs(1))
 }
 
 /// Waits for that many settles.
@@ -116,132 +108,180 @@ fn assert_acked_at_once(broker: &MemoryBroker) {
     assert_eq!(verdicts, [Verdict::Ack], "{settled:?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_connection_cut_before_commit_is_executed_is_not_acked_and_the_effect_is_stored_once() {
-    let sandbox = Postgres::fresh(3).await;
-    let (proxy, pool) = through_a_proxy(&sandbox).await;
-    let (broker, entered) = (MemoryBroker::new(), Entered::default());
-    let inbox = builder(pool, &broker, &entered).build().await.unwrap();
-    proxy.at_commits(&[AtCommit::CutBefore]);
-    broker.publish("orders", order("m-1"));
-    let running = Running::start(inbox);
-
-    settled(&broker, 1).await;
-    assert_eq!(proxy.struck(), 1);
-    assert_eq!(acks(&broker), 0);
-    all_acked(&broker).await;
-    assert_acked_once_at_the_end(&broker);
-    sandbox.assert_stored_once("m-1").await;
-    assert_eq!(entered.times(), 2);
-    assert_eq!(sandbox.attempts("m-1").await, 0);
-    running.stop().await;
+/// Writes the same tests for each database that is a server.
+macro_rules! on_each_server {
+    ($($body:tt)*) => {
+        mod postgres {
+            use super::*;
+            type Db = Postgres;
+            $($body)*
+        }
+        mod mysql {
+            use super::*;
+            type Db = MySql;
+            $($body)*
+        }
+    };
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_connection_cut_after_commit_was_executed_is_acked_when_the_claim_was_found() {
-    let sandbox = Postgres::fresh(3).await;
-    let (proxy, pool) = through_a_proxy(&sandbox).await;
-    let (broker, entered) = (MemoryBroker::new(), Entered::default());
-    let inbox = builder(pool, &broker, &entered).build().await.unwrap();
-    proxy.at_commits(&[AtCommit::CutAfter]);
-    broker.publish("orders", order("m-1"));
-    let running = Running::start(inbox);
+on_each_server! {
+    #[inbox_handler(consumer = "billing", timeout = "5s")]
+    pub(super) async fn charge(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(entered): State<Entered>,
+        Attempt(attempt): Attempt,
+    ) -> Result<(), HandlerError> {
+        // A count that the success forgets again would have been one all the same.
+        if attempt != 1 {
+            return Err(HandlerError::reject("the unknown outcome was counted"));
+        }
+        entered.0.fetch_add(1, Ordering::SeqCst);
+        bill!(Db, order, id, tx);
+        if id.as_str().starts_with("rejected") {
+            return Err(HandlerError::reject("never"));
+        }
+        Ok(())
+    }
 
-    all_acked(&broker).await;
-    assert_eq!(proxy.struck(), 1);
-    assert_acked_at_once(&broker);
-    sandbox.assert_stored_once("m-1").await;
-    assert_eq!(entered.times(), 1);
-    assert_eq!(sandbox.attempts("m-1").await, 0);
-    running.stop().await;
-}
+    pub(super) fn builder(pool: Pool<Db>, broker: &MemoryBroker, entered: &Entered) -> InboxBuilder<Db> {
+        Inbox::builder(pool)
+            .source("orders", broker.source("orders"))
+            .serve(charge::handler())
+            .state(entered.clone())
+            .concurrency(1)
+            .claim_wait(Duration::from_millis(300))
+            .commit_wait(Duration::from_secs(1))
+    }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn commits_lost_many_times_in_a_row_count_no_attempt_and_make_no_dead_letter() {
-    let sandbox = Postgres::fresh(3).await;
-    let (proxy, pool) = through_a_proxy(&sandbox).await;
-    let (broker, entered) = (MemoryBroker::new(), Entered::default());
-    let inbox = builder(pool, &broker, &entered).build().await.unwrap();
-    // One more than the handler's max_attempts.
-    proxy.at_commits(&[AtCommit::CutBefore; 6]);
-    broker.publish("orders", order("m-1"));
-    let running = Running::start(inbox);
-    all_acked(&broker).await;
-    assert_eq!(proxy.struck(), 6);
-    assert_eq!(entered.times(), 7);
-    sandbox.assert_stored_once("m-1").await;
-    assert_eq!(sandbox.attempts("m-1").await, 0);
-    assert!(sandbox.dead_letters().await.is_empty());
-    running.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_commit_without_an_answer_ends_as_unknown_and_is_found_committed() {
-    let sandbox = Postgres::fresh(3).await;
-    let (proxy, pool) = through_a_proxy(&sandbox).await;
-    let (broker, entered) = (MemoryBroker::new(), Entered::default());
-    let inbox = builder(pool, &broker, &entered).build().await.unwrap();
-    proxy.at_commits(&[AtCommit::FreezeAfter]);
-    broker.publish("orders", order("m-1"));
-    let running = Running::start(inbox);
-    eventually("the commit is executed", || async {
-        sandbox.claims("m-1").await == 1
-    })
-    .await;
-    assert!(
-        broker.settled().is_empty(),
-        "settled although COMMIT has no answer"
-    );
-    all_acked(&broker).await;
-    assert_acked_at_once(&broker);
-    sandbox.assert_stored_once("m-1").await;
-    assert_eq!(entered.times(), 1);
-    assert_eq!(sandbox.attempts("m-1").await, 0);
-    running.stop().await;
-}
-
-/// The partition leaves the claim locked by a session that will never commit: nobody may conclude anything
-/// from that until the server has ended it.
-#[tokio::test(flavor = "multi_thread")]
-async fn while_a_cut_off_commit_holds_the_claim_its_redelivery_is_neither_acked_nor_counted() {
-    let sandbox = Postgres::fresh(3).await;
-    let (proxy, pool) = through_a_proxy(&sandbox).await;
-    let (broker, entered) = (MemoryBroker::new(), Entered::default());
-    let inbox = builder(pool, &broker, &entered).build().await.unwrap();
-    proxy.at_commits(&[AtCommit::FreezeBefore]);
-    broker.publish("orders", order("m-1"));
-    let running = Running::start(inbox);
-    // Unknown, and then twice in work elsewhere.
-    settled(&broker, 3).await;
-    assert_eq!(acks(&broker), 0);
-    assert_eq!(entered.times(), 1);
-    assert_eq!(sandbox.claims("m-1").await, 0);
-    proxy.cut();
-    all_acked(&broker).await;
-    assert_acked_once_at_the_end(&broker);
-    sandbox.assert_stored_once("m-1").await;
-    assert_eq!(entered.times(), 2);
-    assert_eq!(sandbox.attempts("m-1").await, 0);
-    running.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_dead_letter_whose_commit_has_no_answer_is_kept_once_and_then_acked() {
-    for strike in [AtCommit::CutBefore, AtCommit::CutAfter] {
-        let sandbox = Postgres::fresh(3).await;
-        let (proxy, pool) = through_a_proxy(&sandbox).await;
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_connection_cut_before_commit_is_executed_is_not_acked_and_the_effect_is_stored_once() {
+        let sandbox = Db::fresh(3).await;
+        let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
         let (broker, entered) = (MemoryBroker::new(), Entered::default());
         let inbox = builder(pool, &broker, &entered).build().await.unwrap();
-        proxy.at_commits(&[strike]);
-        broker.publish("orders", order("rejected-1"));
+        proxy.at_commits(&[AtCommit::CutBefore]);
+        broker.publish("orders", order("m-1"));
         let running = Running::start(inbox);
+
+        settled(&broker, 1).await;
+        assert_eq!(proxy.struck(), 1);
+        assert_eq!(acks(&broker), 0);
+        all_acked(&broker).await;
+        assert_acked_once_at_the_end(&broker);
+        sandbox.assert_stored_once("m-1").await;
+        assert_eq!(entered.times(), 2);
+        assert_eq!(sandbox.attempts("m-1").await, 0);
+        running.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_connection_cut_after_commit_was_executed_is_acked_when_the_claim_was_found() {
+        let sandbox = Db::fresh(3).await;
+        let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+        let (broker, entered) = (MemoryBroker::new(), Entered::default());
+        let inbox = builder(pool, &broker, &entered).build().await.unwrap();
+        proxy.at_commits(&[AtCommit::CutAfter]);
+        broker.publish("orders", order("m-1"));
+        let running = Running::start(inbox);
+
         all_acked(&broker).await;
         assert_eq!(proxy.struck(), 1);
-        assert_acked_once_at_the_end(&broker);
-        assert_eq!(sandbox.dead_letters().await, ["rejected"], "{strike:?}");
-        assert_eq!(sandbox.claims("rejected-1").await, 0, "{strike:?}");
-        assert_eq!(sandbox.ledger_total().await, 0, "{strike:?}");
+        assert_acked_at_once(&broker);
+        sandbox.assert_stored_once("m-1").await;
+        assert_eq!(entered.times(), 1);
+        assert_eq!(sandbox.attempts("m-1").await, 0);
         running.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn commits_lost_many_times_in_a_row_count_no_attempt_and_make_no_dead_letter() {
+        let sandbox = Db::fresh(3).await;
+        let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+        let (broker, entered) = (MemoryBroker::new(), Entered::default());
+        let inbox = builder(pool, &broker, &entered).build().await.unwrap();
+        // One more than the handler's max_attempts.
+        proxy.at_commits(&[AtCommit::CutBefore; 6]);
+        broker.publish("orders", order("m-1"));
+        let running = Running::start(inbox);
+        all_acked(&broker).await;
+        assert_eq!(proxy.struck(), 6);
+        assert_eq!(entered.times(), 7);
+        sandbox.assert_stored_once("m-1").await;
+        assert_eq!(sandbox.attempts("m-1").await, 0);
+        assert!(sandbox.dead_letters().await.is_empty());
+        running.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_commit_without_an_answer_ends_as_unknown_and_is_found_committed() {
+        let sandbox = Db::fresh(3).await;
+        let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+        let (broker, entered) = (MemoryBroker::new(), Entered::default());
+        let inbox = builder(pool, &broker, &entered).build().await.unwrap();
+        proxy.at_commits(&[AtCommit::FreezeAfter]);
+        broker.publish("orders", order("m-1"));
+        let running = Running::start(inbox);
+        eventually("the commit is executed", || async {
+            sandbox.claims("m-1").await == 1
+        })
+        .await;
+        assert!(
+            broker.settled().is_empty(),
+            "settled although COMMIT has no answer"
+        );
+        all_acked(&broker).await;
+        assert_acked_at_once(&broker);
+        sandbox.assert_stored_once("m-1").await;
+        assert_eq!(entered.times(), 1);
+        assert_eq!(sandbox.attempts("m-1").await, 0);
+        running.stop().await;
+    }
+
+    /// The partition leaves the claim locked by a session that will never commit: nobody may conclude anything
+    /// from that until the server has ended it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn while_a_cut_off_commit_holds_the_claim_its_redelivery_is_neither_acked_nor_counted() {
+        let sandbox = Db::fresh(3).await;
+        let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+        let (broker, entered) = (MemoryBroker::new(), Entered::default());
+        let inbox = builder(pool, &broker, &entered).build().await.unwrap();
+        proxy.at_commits(&[AtCommit::FreezeBefore]);
+        broker.publish("orders", order("m-1"));
+        let running = Running::start(inbox);
+        // Unknown, and then twice in work elsewhere.
+        settled(&broker, 3).await;
+        assert_eq!(acks(&broker), 0);
+        assert_eq!(entered.times(), 1);
+        assert_eq!(sandbox.claims("m-1").await, 0);
+        proxy.cut();
+        all_acked(&broker).await;
+        assert_acked_once_at_the_end(&broker);
+        sandbox.assert_stored_once("m-1").await;
+        assert_eq!(entered.times(), 2);
+        assert_eq!(sandbox.attempts("m-1").await, 0);
+        running.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_dead_letter_whose_commit_has_no_answer_is_kept_once_and_then_acked() {
+        for strike in [AtCommit::CutBefore, AtCommit::CutAfter] {
+            let sandbox = Db::fresh(3).await;
+            let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+            let (broker, entered) = (MemoryBroker::new(), Entered::default());
+            let inbox = builder(pool, &broker, &entered).build().await.unwrap();
+            proxy.at_commits(&[strike]);
+            broker.publish("orders", order("rejected-1"));
+            let running = Running::start(inbox);
+            all_acked(&broker).await;
+            assert_eq!(proxy.struck(), 1);
+            assert_acked_once_at_the_end(&broker);
+            assert_eq!(sandbox.dead_letters().await, ["rejected"], "{strike:?}");
+            assert_eq!(sandbox.claims("rejected-1").await, 0, "{strike:?}");
+            assert_eq!(sandbox.ledger_total().await, 0, "{strike:?}");
+            running.stop().await;
+        }
     }
 }
 
@@ -256,7 +296,7 @@ async fn a_commit_that_waits_for_a_missing_standby_is_not_acked_before_it_ends()
         Postgres::run(&admin, "SELECT pg_reload_conf()").await;
     };
     let (broker, entered) = (MemoryBroker::new(), Entered::default());
-    let inbox = builder(sandbox.pool.clone(), &broker, &entered)
+    let inbox = postgres::builder(sandbox.pool.clone(), &broker, &entered)
         .build()
         .await
         .unwrap();

@@ -51,6 +51,9 @@ const MIGRATIONS: migrations::Published = &[
 /// How long a migration waits for another one.
 const MIGRATION_WAIT: u64 = 60;
 
+/// How long the look at a claim waits for the transaction that holds it.
+const TRACE_WAIT: Duration = Duration::from_secs(5);
+
 const ER_DUP_ENTRY: u16 = 1062;
 const ER_LOCK_WAIT_TIMEOUT: u16 = 1205;
 const ER_LOCK_DEADLOCK: u16 = 1213;
@@ -380,7 +383,11 @@ impl InboxDatabase for MySql {
         mark: Option<&str>,
     ) -> Result<TraceOfClaim, sqlx::Error> {
         // A handler may have switched it off: the lock would stay.
-        run(conn, "SET SESSION autocommit = 1").await?;
+        let settings = format!(
+            "SET SESSION autocommit = 1, innodb_lock_wait_timeout = {}",
+            seconds(TRACE_WAIT)
+        );
+        run(conn, settings).await?;
         let row: Option<MySqlRow> = sqlx::query(statements.trace.text())
             .bind(key.message_id.as_bytes())
             .bind(key.consumer.as_bytes())
