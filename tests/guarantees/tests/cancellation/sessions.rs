@@ -97,6 +97,7 @@ impl<Db: TestDatabase> Bench<Db> {
         let requisites = Requisites {
             claim_wait,
             longest_handler: Duration::from_secs(30),
+            behind_pooler: false,
         };
         let mut conn = sandbox.pool.acquire().await.unwrap();
         let found = Db::inspect(&mut conn, &Tables::default(), &requisites).await;
