@@ -9,6 +9,7 @@
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `postgres` | yes | [`InboxDatabase`] for PostgreSQL |
+//! | `mysql` | no | [`InboxDatabase`] for MariaDB and MySQL |
 //! | `sqlite` | no | [`InboxDatabase`] for SQLite |
 //! | `macros` | yes | the attribute [`macro@inbox_handler`] |
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -89,7 +89,7 @@ impl<Db: InboxDatabase> Session<Db> {
     /// What the pool or the database answers.
     pub async fn open(pool: &Pool<Db>, layout: Arc<Layout<Db>>) -> Result<Self, sqlx::Error> {
         let mut tx = Tx::of_worker(pool.acquire().await?);
-        let guard = Db::prepare(tx.conn(), &layout.statements).await?;
+        let guard = Db::prepare(tx.conn(), pool, &layout.statements).await?;
         Ok(Self { tx, layout, guard })
     }
 

@@ -1,5 +1,3 @@
-use std::fmt::Write as _;
-
 /// The names of the framework's tables and of the schema that they live in.
 ///
 /// A name may be anything the database accepts between quotes: `order`, `In Box` and `my-app` work. Refused
@@ -223,10 +221,9 @@ pub(crate) fn substitute(sql: &str, words: &[(&str, String)]) -> String {
 }
 
 /// Puts a checked name between double quotes.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn quoted(name: &str) -> String {
-    let mut out = String::with_capacity(name.len() + 2);
-    let _ = write!(out, "\"{}\"", name.replace('"', "\"\""));
-    out
+    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 #[cfg(test)]

@@ -173,7 +173,7 @@ impl ErrorMemory {
         self.0 = None;
     }
 
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
     pub(crate) fn note<Db: InboxDatabase>(&mut self, error: &sqlx::Error) {
         self.0 = Some((Db::classify(error), error.to_string()));
     }
@@ -245,7 +245,7 @@ impl<Db: InboxDatabase> fmt::Debug for Savepoint<'_, Db> {
 #[diagnostic::on_unimplemented(
     message = "the second parameter of an inbox handler must be `&mut Tx<DB>`, found `&mut {Self}`",
     label = "not an inbox transaction",
-    note = "write `&mut Tx<Postgres>` or `&mut Tx<Sqlite>`; it is an executor of sqlx and dereferences to the connection",
+    note = "write `&mut Tx<Postgres>`, `&mut Tx<MySql>` or `&mut Tx<Sqlite>`; it is an executor of sqlx and dereferences to the connection",
     note = "statements run through anything else are not rolled back together with the claim"
 )]
 pub trait HandlerTx: Sized + Sealed {

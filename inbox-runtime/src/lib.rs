@@ -49,6 +49,7 @@
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `postgres` | yes | PostgreSQL |
+//! | `mysql` | no | MariaDB and MySQL |
 //! | `sqlite` | no | SQLite, with one worker per file |
 //! | `rabbitmq` | no | [`brokers::RabbitMq`] |
 //! | `testing` | no | [`testing`]: stop or observe the path at each numbered step |

@@ -93,11 +93,11 @@ pub trait DeadLetterStore: Dialect {
 }
 
 /// What stands before the number of an entry without a consumer in the id under which its message waits.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 pub(super) const QUEUED_ID: &str = "dead-letter:";
 
 /// What the databases have in common.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 mod common {
     use std::time::{Duration, SystemTime};
 
@@ -119,13 +119,18 @@ mod common {
     }
 
     /// The columns of an entry, in the order in which [`entry`] reads them. `time` makes microseconds since 1970 of a
-    /// time, as a 64-bit integer; `integer` makes a 64-bit integer of a number.
+    /// time, as a 64-bit integer; `integer` makes a 64-bit integer of a number, and `text` a text of what is compared as
+    /// bytes.
     pub(in crate::db) fn columns(
         time: impl Fn(&str) -> String,
         integer: impl Fn(&str) -> String,
+        text: impl Fn(&str) -> String,
     ) -> String {
         [
-            "id, source, consumer_name, message_id, message_type, handler, reason, failure, replayed_by".to_owned(),
+            "id, source".to_owned(),
+            text("consumer_name"),
+            text("message_id"),
+            "message_type, handler, reason, failure, replayed_by".to_owned(),
             integer("attempts"),
             integer("replays"),
             integer("length(payload)"),
@@ -239,5 +244,5 @@ mod common {
     }
 }
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 pub(super) use common::{columns, entry, filtered, holds, paged, stored};

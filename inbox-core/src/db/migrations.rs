@@ -1,13 +1,19 @@
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, SqlSafeStr as _};
 
-use crate::tables::{Tables, quoted, substitute};
+use crate::tables::{Tables, substitute};
 
 /// The published SQL files of one database, oldest first.
 pub(super) type Published = &'static [(i64, &'static str, &'static str)];
 
-/// A migrator for these tables, with a ledger of its own beside the application's `_sqlx_migrations`.
-pub(super) fn migrator(published: Published, tables: &Tables, schema: Option<&str>) -> Migrator {
+/// A migrator for these tables, with a ledger of its own beside the application's `_sqlx_migrations`. `quoted` is how
+/// the database quotes a name.
+pub(super) fn migrator(
+    published: Published,
+    tables: &Tables,
+    schema: Option<&str>,
+    quoted: fn(&str) -> String,
+) -> Migrator {
     let qualified = |name: &str| match schema {
         Some(schema) => format!("{}.{}", quoted(schema), quoted(name)),
         None => quoted(name),

@@ -17,10 +17,12 @@ use crate::session::TransactionOptions;
 use crate::tables::Tables;
 
 mod dead_letters;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 mod executor;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 mod migrations;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod retention;
@@ -51,7 +53,7 @@ pub trait Dialect: Database + sealed::Sealed {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot hold an inbox",
     label = "not an inbox database",
-    note = "the databases are `sqlx::Postgres` (feature `postgres`) and `sqlx::Sqlite` (feature `sqlite`)"
+    note = "the databases are `sqlx::Postgres` (feature `postgres`), `sqlx::MySql` (feature `mysql`) and `sqlx::Sqlite` (feature `sqlite`)"
 )]
 pub trait InboxDatabase: MessageStore + DeadLetterStore + Retention {
     /// How many workers may write at once, where the database itself is the limit.
@@ -89,10 +91,11 @@ pub trait InboxDatabase: MessageStore + DeadLetterStore + Retention {
         std::future::ready(Ok(false))
     }
 
-    /// Prepares a session that a worker took from the pool: from here on it can write only inside
+    /// Prepares a session that a worker took from `pool`: from here on it can write only inside
     /// transactions of ours.
     fn prepare(
         conn: &mut Self::Connection,
+        pool: &Pool<Self>,
         statements: &Self::Statements,
     ) -> impl Future<Output = Result<Self::Guard, sqlx::Error>> + Send;
 
@@ -567,6 +570,11 @@ pub enum MigrationError {
         /// The schema asked for.
         schema: String,
     },
+    /// The connection has no database, and none was asked for.
+    #[error(
+        "the connection has no database for the inbox tables: name one in its address, or with `.schema(..)`"
+    )]
+    NoDatabase,
     /// The migration failed.
     #[error("the inbox tables could not be migrated")]
     Migrate(#[from] sqlx::migrate::MigrateError),
@@ -577,11 +585,11 @@ pub enum MigrationError {
 
 /// A statement's text, built once from checked names. Cheap to hand to the driver, which keys its prepared
 /// statements by the text.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 #[derive(Debug)]
 pub(crate) struct Statement(Arc<str>);
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 impl Statement {
     pub(crate) fn new(text: String) -> Self {
         Self(text.into())
@@ -593,7 +601,7 @@ impl Statement {
 }
 
 /// Undoes the transaction and its savepoints, as far as the driver counts them.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 pub(crate) async fn roll_back_all<Db: InboxDatabase>(
     conn: &mut Db::Connection,
 ) -> Result<(), sqlx::Error> {
@@ -622,13 +630,13 @@ pub(crate) fn level<Db: InboxDatabase>(conn: &Db::Connection) -> Result<(), sqlx
 }
 
 /// A text for the driver. Safe: ours are built from checked names and numbers.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 pub(crate) fn driver_text(text: &Arc<str>) -> sqlx::SqlStr {
     sqlx::AssertSqlSafe(Arc::clone(text)).into_sql_str()
 }
 
 /// The columns that this version needs, by the role of their table.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 pub(crate) const REQUIRED_COLUMNS: [(&str, &[&str]); 4] = [
     (
         "processed",
@@ -695,7 +703,7 @@ pub(crate) const REQUIRED_COLUMNS: [(&str, &[&str]); 4] = [
 ];
 
 /// Compares the columns found with the ones needed.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 pub(crate) fn schema_findings(
     tables: &Tables,
     columns_of: impl Fn(&str) -> Vec<String>,

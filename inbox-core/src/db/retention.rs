@@ -58,7 +58,7 @@ pub struct PurgePosition {
 
 impl PurgePosition {
     /// The position after a batch that came to `at` and kept `kept` rows of that time.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
     pub(crate) fn after(from: Option<&Self>, at: String, kept: i64) -> Self {
         let before = from
             .filter(|from| from.at == at)
@@ -89,7 +89,7 @@ pub enum Purged {
 
 impl Purged {
     /// A batch that found nothing.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
     pub(crate) const NOTHING: Self = Self::Batch {
         examined: 0,
         removed: 0,
@@ -98,12 +98,12 @@ impl Purged {
 }
 
 /// How long a batch waits for a lock: whoever holds it has more important things to do.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// Whether `row`, of a table of claims or attempts, is still needed by something open, as SQL. An entry that names no
 /// consumer stands for whoever takes the message when it is replayed.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 pub(crate) fn is_needed(row: &str, dead_letters: &str, messages: &str) -> String {
     format!(
         "(EXISTS (SELECT 1 FROM {dead_letters} AS letter WHERE letter.message_id = {row}.message_id \

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What a child process consumes, and how it misbehaves.
 #[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
 pub struct Orders {
-    /// `postgres://..`, or the path of a SQLite file.
+    /// `postgres://..`, `mysql://..`, or the path of a SQLite file.
     pub database: String,
     /// The broker.
     pub amqp: String,

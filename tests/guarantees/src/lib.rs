@@ -25,9 +25,12 @@ use std::time::Duration;
 
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{Envelope, Inbox, InboxDatabase, Stopped};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPoolOptions, MySqlRow};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePoolOptions};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Executor as _, Pool, Postgres, Sqlite};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Executor as _, MySql, Pool, Postgres, Row as _, Sqlite,
+};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -86,6 +89,13 @@ macro_rules! on_each_database {
             type Db = sqlx::Postgres;
             $($body)*
         }
+        mod mysql {
+            #[allow(unused_imports)]
+            use super::*;
+            #[allow(dead_code)]
+            type Db = sqlx::MySql;
+            $($body)*
+        }
         mod sqlite {
             #[allow(unused_imports)]
             use super::*;
@@ -101,17 +111,7 @@ macro_rules! on_each_database {
 macro_rules! bill {
     ($db:ty, $order:expr, $id:expr, $tx:expr) => {{
         let order: &$crate::OrderPlaced = &$order;
-        sqlx::query::<$db>("INSERT INTO ledger (account, amount, msg_id) VALUES ($1, $2, $3)")
-            .bind(&order.account)
-            .bind(order.amount)
-            .bind($id.as_str())
-            .execute(&mut *$tx)
-            .await?;
-        sqlx::query::<$db>("UPDATE accounts SET balance = balance + $1 WHERE id = $2")
-            .bind(order.amount)
-            .bind(&order.account)
-            .execute(&mut *$tx)
-            .await?;
+        <$db as $crate::TestDatabase>::bill(&mut *$tx, order, $id.as_str()).await?;
     }};
 }
 
@@ -129,10 +129,58 @@ pub fn workers<Db: InboxDatabase>(wanted: usize) -> usize {
     Db::MAX_CONCURRENCY.map_or(wanted, |most| wanted.min(most))
 }
 
+/// SQL with the placeholders `$1`, `$2`, .. in their order, as the database writes them.
+#[must_use]
+pub fn with_placeholders<Db: TestDatabase>(sql: &str) -> AssertSqlSafe<String> {
+    AssertSqlSafe(if Db::NUMBERS_PLACEHOLDERS {
+        sql.to_owned()
+    } else {
+        (1..=9).fold(sql.to_owned(), |sql, number| {
+            sql.replace(&format!("${number}"), "?")
+        })
+    })
+}
+
+/// The body of [`TestDatabase::bill`]: only a concrete database can run a query.
+macro_rules! bill_on {
+    ($conn:expr, $order:expr, $id:expr) => {{
+        let row = "INSERT INTO ledger (account, amount, msg_id) VALUES ($1, $2, $3)";
+        sqlx::query(with_placeholders::<Self>(row))
+            .bind(&$order.account)
+            .bind($order.amount)
+            .bind($id)
+            .execute(&mut *$conn)
+            .await?;
+        let sum = "UPDATE accounts SET balance = balance + $1 WHERE id = $2";
+        sqlx::query(with_placeholders::<Self>(sum))
+            .bind($order.amount)
+            .bind(&$order.account)
+            .execute(&mut *$conn)
+            .await?;
+        Ok(())
+    }};
+}
+
 /// A database that tests can make anew.
 pub trait TestDatabase: InboxDatabase {
+    /// Whether placeholders are `$1`, `$2`, .. instead of `?`.
+    const NUMBERS_PLACEHOLDERS: bool = true;
+
+    /// Whether a handler's ROLLBACK is refused, so that its transaction goes on as if nothing had been asked.
+    const REFUSES_ROLLBACK: bool = false;
+
+    /// What stands around a name.
+    const QUOTE: char = '"';
+
     /// An empty database with the ledger and the inbox tables, and a pool of `connections` on it.
     fn fresh(connections: u32) -> impl Future<Output = Sandbox<Self>> + Send;
+
+    /// The handler of the cases: one ledger row, and the amount added to the account.
+    fn bill(
+        conn: &mut Self::Connection,
+        order: &OrderPlaced,
+        id: &str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Runs SQL outside any inbox.
     fn run(pool: &Pool<Self>, sql: &str) -> impl Future<Output = ()> + Send;
@@ -167,7 +215,7 @@ pub struct Sandbox<Db: TestDatabase> {
 
 #[derive(Debug)]
 enum CleanUp {
-    /// PostgreSQL: dropped by the next run's server being thrown away; databases are small.
+    /// PostgreSQL, MariaDB: gone when the server is thrown away after the run; databases are small.
     Nothing,
     /// SQLite: the folder that holds the file.
     Folder(std::path::PathBuf),
@@ -182,7 +230,7 @@ impl Drop for CleanUp {
 }
 
 const LEDGER: &str = "
-    CREATE TABLE accounts (id TEXT PRIMARY KEY, balance BIGINT NOT NULL);
+    CREATE TABLE accounts (id VARCHAR(255) PRIMARY KEY, balance BIGINT NOT NULL);
     INSERT INTO accounts (id, balance) VALUES ('acc-1', 0), ('acc-2', 0);";
 
 impl<Db: TestDatabase> Sandbox<Db> {
@@ -336,6 +384,14 @@ impl TestDatabase for Postgres {
         Sandbox::on_server(&admin, &app, connections).await
     }
 
+    async fn bill(
+        conn: &mut PgConnection,
+        order: &OrderPlaced,
+        id: &str,
+    ) -> Result<(), sqlx::Error> {
+        bill_on!(conn, order, id)
+    }
+
     async fn run(pool: &Pool<Self>, sql: &str) {
         pool.execute(sqlx::raw_sql(AssertSqlSafe(sql)))
             .await
@@ -428,6 +484,14 @@ impl TestDatabase for Sqlite {
         }
     }
 
+    async fn bill(
+        conn: &mut SqliteConnection,
+        order: &OrderPlaced,
+        id: &str,
+    ) -> Result<(), sqlx::Error> {
+        bill_on!(conn, order, id)
+    }
+
     async fn run(pool: &Pool<Self>, sql: &str) {
         pool.execute(sqlx::raw_sql(AssertSqlSafe(sql)))
             .await
@@ -502,6 +566,139 @@ pub async fn sqlite_pool(file: &std::path::Path, connections: u32) -> Pool<Sqlit
         .connect_with(options)
         .await
         .expect("no connection to the test database")
+}
+
+impl Sandbox<MySql> {
+    /// An empty database on the server with this address.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not make it.
+    pub async fn on_mysql_server(address: &str, connections: u32) -> Self {
+        let server: MySqlConnectOptions = address.parse().expect("the server's address is none");
+        let name = unique("t");
+        let create = format!("CREATE DATABASE {name}");
+        let mut conn = server.connect().await.expect("MariaDB does not answer");
+        conn.execute(sqlx::raw_sql(AssertSqlSafe(create)))
+            .await
+            .expect("no test database");
+        let options = server.database(&name);
+        let url = options.to_url_lossy().to_string();
+        let pool = mysql_pool(options, connections).await;
+        let ledger = "CREATE TABLE ledger (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, \
+                      account VARCHAR(255) NOT NULL, amount BIGINT NOT NULL, msg_id VARBINARY(255) NOT NULL);";
+        MySql::run(&pool, &format!("{ledger}{LEDGER}")).await;
+        inbox_runtime::migrate(&pool).await.expect("migrations");
+        Self {
+            pool,
+            url,
+            clean_up: CleanUp::Nothing,
+        }
+    }
+}
+
+/// A pool on a database of MariaDB.
+///
+/// # Panics
+///
+/// When the server does not answer.
+pub async fn mysql_pool(options: MySqlConnectOptions, connections: u32) -> Pool<MySql> {
+    MySqlPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(5))
+        .connect_with(options)
+        .await
+        .expect("no connection to the test database")
+}
+
+impl TestDatabase for MySql {
+    const NUMBERS_PLACEHOLDERS: bool = false;
+    const REFUSES_ROLLBACK: bool = true;
+    const QUOTE: char = '`';
+
+    async fn fresh(connections: u32) -> Sandbox<Self> {
+        Sandbox::on_mysql_server(&environment("MYSQL_URL"), connections).await
+    }
+
+    async fn bill(
+        conn: &mut MySqlConnection,
+        order: &OrderPlaced,
+        id: &str,
+    ) -> Result<(), sqlx::Error> {
+        bill_on!(conn, order, id)
+    }
+
+    async fn run(pool: &Pool<Self>, sql: &str) {
+        pool.execute(sqlx::raw_sql(AssertSqlSafe(sql)))
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    async fn number(pool: &Pool<Self>, sql: &str) -> i64 {
+        let sql = format!("SELECT CAST(COALESCE(({sql}), 0) AS SIGNED)");
+        sqlx::query_scalar(AssertSqlSafe(sql.as_str()))
+            .fetch_one(pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    async fn texts(pool: &Pool<Self>, sql: &str) -> Vec<String> {
+        let texts = Self::bytes(pool, sql).await.into_iter();
+        texts
+            .map(|text| String::from_utf8(text).expect("no text"))
+            .collect()
+    }
+
+    async fn bytes(pool: &Pool<Self>, sql: &str) -> Vec<Vec<u8>> {
+        // As text of the protocol, whatever the type is.
+        let rows: Vec<MySqlRow> = pool
+            .fetch_all(sqlx::raw_sql(AssertSqlSafe(sql)))
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+        rows.iter()
+            .map(|row| row.try_get_unchecked(0))
+            .collect::<Result<_, _>>()
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    async fn assert_clean(pool: &Pool<Self>) {
+        let mut all = Vec::new();
+        for _ in 0..pool.size() {
+            let mut conn = pool.acquire().await.expect("a connection");
+            // Committed by itself outside a transaction.
+            conn.execute("UPDATE accounts SET balance = balance")
+                .await
+                .expect("a connection that can write");
+            let state: String = sqlx::query_scalar(
+                "SELECT CONCAT_WS(' ', @@in_transaction, @@autocommit, @@tx_read_only)",
+            )
+            .fetch_one(&mut *conn)
+            .await
+            .expect("the session's state");
+            assert_eq!(state, "0 ON OFF", "a pooled connection is in a transaction");
+            all.push(conn);
+        }
+        drop(all);
+        // An open transaction holds on to the tables that it has read or written. The server's own list of transactions
+        // is a copy that gets old while one looks at it often.
+        let mut conn = pool.acquire().await.expect("a connection");
+        let mut is_free = false;
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        while !is_free {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "a transaction is open on the server"
+            );
+            is_free = conn
+                .execute(sqlx::raw_sql(
+                    "LOCK TABLES accounts WRITE, ledger WRITE, inbox_processed_messages WRITE, \
+                     inbox_attempts WRITE, inbox_dead_letters WRITE WAIT 1",
+                ))
+                .await
+                .is_ok();
+        }
+        conn.execute("UNLOCK TABLES").await.expect("free tables");
+    }
 }
 
 /// An inbox that runs in the background until it is stopped.

@@ -9,7 +9,7 @@ use inbox_runtime::brokers::{Effect, MemoryBroker};
 use inbox_runtime::{
     Handler, HandlerError, Inbox, InboxBuilder, InboxDatabase, MessageId, RetryPolicy, Tx, Verdict,
 };
-use sqlx::{AssertSqlSafe, Executor as _, Pool, Postgres, Row as _, Sqlite};
+use sqlx::{AssertSqlSafe, Executor as _, MySql, Pool, Postgres, Row as _, Sqlite};
 
 use crate::dispatch::Serve as _;
 use crate::{Running, all_acked, order};
@@ -185,6 +185,19 @@ impl ScriptDatabase for Postgres {
                 .and_then(|value| value.as_str().ok().map(str::to_owned))
         });
         Ok(text.flatten().unwrap_or_default())
+    }
+}
+
+impl ScriptDatabase for MySql {
+    async fn ask(tx: &mut Tx<Self>, sql: &str) -> Result<String, sqlx::Error> {
+        let rows = tx.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
+        // A simple query's answers are text, whatever their type.
+        let text = rows
+            .last()
+            .and_then(|row| row.try_get_unchecked::<Vec<u8>, _>(0).ok());
+        Ok(text
+            .map(|text| String::from_utf8_lossy(&text).into_owned())
+            .unwrap_or_default())
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
-    OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order,
+    OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order, with_placeholders,
 };
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{
@@ -70,7 +70,7 @@ on_each_database! {
     /// Gets the payload as it came.
     #[inbox_handler(consumer = "archive")]
     async fn store_bytes(message: Note, tx: &mut Tx<Db>, id: MessageId, whole: Envelope) -> Result<(), HandlerError> {
-        sqlx::query::<Db>("INSERT INTO bodies (id, body, note) VALUES ($1, $2, $3)")
+        sqlx::query::<Db>(with_placeholders::<Db>("INSERT INTO bodies (id, body, note) VALUES ($1, $2, $3)"))
             .bind(id.as_str())
             .bind(&*whole.payload)
             .bind(message.note.into_bytes())

@@ -9,7 +9,9 @@ use inbox_guarantees::script::{Script, Stage, Step, run, swallow};
 use inbox_guarantees::{
     OrderPlaced, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database, order,
 };
-use inbox_runtime::{HandlerError, MessageId, RetryPolicy, State, Tx, Verdict, inbox_handler};
+use inbox_runtime::{
+    Handler, HandlerError, MessageId, RetryPolicy, State, Tx, Verdict, inbox_handler,
+};
 
 on_each_database! {
     #[inbox_handler(consumer = "billing", timeout = "1s", max_attempts = 2)]
@@ -28,26 +30,6 @@ on_each_database! {
         let sandbox = Db::fresh(4).await;
         let stage = Stage::start(&sandbox.pool, script, charge::handler(), |builder| builder).await;
         (sandbox, stage)
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_commit_that_a_deferred_constraint_refuses_is_counted_and_ends_as_a_dead_letter() {
-        let sandbox = Db::fresh(4).await;
-        let table = "CREATE TABLE refunds (ledger_id BIGINT NOT NULL REFERENCES accounts_of_refunds (id) \
-                     DEFERRABLE INITIALLY DEFERRED)";
-        Db::run(&sandbox.pool, "CREATE TABLE accounts_of_refunds (id BIGINT PRIMARY KEY)").await;
-        Db::run(&sandbox.pool, table).await;
-        let script = Script::default().always("m-1", [run("INSERT INTO refunds (ledger_id) VALUES (7)")]);
-        let stage = Stage::start(&sandbox.pool, script, charge::handler(), |builder| builder).await;
-        stage.publish("m-1");
-        stage.deliver("m-2").await;
-        assert_runs(stage.script.runs("m-1"), 2, "max_attempts is 2");
-        assert_eq!(sandbox.dead_letters().await, ["attempts_exhausted"]);
-        assert!(sandbox.dead_letter_texts().await[0].contains("COMMIT was refused"));
-        assert_eq!(sandbox.ledger_rows("m-1").await + sandbox.claims("m-1").await, 0);
-        assert_eq!(stage.acks("m-1"), 1);
-        sandbox.assert_stored_once("m-2").await;
-        stage.stop().await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -168,6 +150,48 @@ on_each_database! {
     }
 }
 
+/// MariaDB has no constraint that waits for COMMIT.
+mod deferred_constraints {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_commit_that_one_refuses_is_counted_and_ends_as_a_dead_letter_on_postgres() {
+        refused(postgres::charge::handler()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_commit_that_one_refuses_is_counted_and_ends_as_a_dead_letter_on_sqlite() {
+        refused(sqlite::charge::handler()).await;
+    }
+
+    async fn refused<Db: TestDatabase, H: Handler<Db = Db>>(handler: H) {
+        let sandbox = Db::fresh(4).await;
+        let table = "CREATE TABLE refunds (ledger_id BIGINT NOT NULL REFERENCES accounts_of_refunds (id) \
+                     DEFERRABLE INITIALLY DEFERRED)";
+        Db::run(
+            &sandbox.pool,
+            "CREATE TABLE accounts_of_refunds (id BIGINT PRIMARY KEY)",
+        )
+        .await;
+        Db::run(&sandbox.pool, table).await;
+        let insert = run("INSERT INTO refunds (ledger_id) VALUES (7)");
+        let script = Script::default().always("m-1", [insert]);
+        let stage = Stage::start(&sandbox.pool, script, handler, |builder| builder).await;
+        stage.publish("m-1");
+        stage.deliver("m-2").await;
+        assert_runs(stage.script.runs("m-1"), 2, "max_attempts is 2");
+        assert_eq!(sandbox.dead_letters().await, ["attempts_exhausted"]);
+        assert!(sandbox.dead_letter_texts().await[0].contains("COMMIT was refused"));
+        assert_eq!(
+            sandbox.ledger_rows("m-1").await + sandbox.claims("m-1").await,
+            0
+        );
+        assert_eq!(stage.acks("m-1"), 1);
+        sandbox.assert_stored_once("m-2").await;
+        stage.stop().await;
+    }
+}
+
 /// A statement that runs for much longer than the handler may.
 trait Long {
     const STATEMENT: &'static str;
@@ -175,6 +199,11 @@ trait Long {
 
 impl Long for sqlx::Postgres {
     const STATEMENT: &'static str = "SELECT pg_sleep(30)";
+}
+
+impl Long for sqlx::MySql {
+    // SLEEP would notice by itself that its client is gone.
+    const STATEMENT: &'static str = "SELECT BENCHMARK(1000000000000, MD5('a'))";
 }
 
 impl Long for sqlx::Sqlite {
@@ -361,6 +390,166 @@ mod on_postgres {
             0
         );
         sandbox.assert_stored_once("m-2").await;
+        stage.stop().await;
+    }
+}
+
+mod on_mysql {
+    use super::mysql::{charge, stage};
+    use super::*;
+    use inbox_guarantees::Running;
+    use inbox_runtime::Inbox;
+    use inbox_runtime::brokers::MemoryBroker;
+    use sqlx::{Executor as _, MySql};
+
+    fn signal(number: u16) -> String {
+        format!("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {number}")
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_conflict_is_tried_again_within_the_first_attempt() {
+        let mut script = Script::default();
+        let numbers = [1213, 1205, 1020];
+        for number in numbers {
+            script = script
+                .once(&number.to_string(), [run(signal(number))])
+                // As seen through an error type that keeps no source.
+                .once(
+                    &format!("hidden {number}"),
+                    [Step::RunHidden(signal(number))],
+                );
+        }
+        let (sandbox, stage) = stage(script).await;
+        for id in numbers
+            .iter()
+            .flat_map(|number| [number.to_string(), format!("hidden {number}")])
+        {
+            stage.deliver(&id).await;
+            assert_eq!(stage.script.runs(&id), 2, "{id}");
+            // Not handed back in between, and no attempt counted.
+            assert_eq!(stage.verdicts(&id), [Verdict::Ack], "{id}");
+            sandbox.assert_stored_once(&id).await;
+        }
+        stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_outage_that_the_server_tells_counts_nothing() {
+        // Too many connections, shutdown, disk full.
+        let script = Script::default().first(
+            "m-1",
+            [1040, 1053, 1021]
+                .map(|number| vec![run(signal(number))])
+                .into_iter()
+                .chain([Vec::new()]),
+        );
+        let (sandbox, stage) = stage(script).await;
+        stage.deliver("m-1").await;
+        assert_eq!(stage.script.runs("m-1"), 4, "max_attempts is 2");
+        assert_eq!(sandbox.dead_letters().await, [""; 0]);
+        sandbox.assert_stored_once("m-1").await;
+        stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_lock_timeout_of_the_claim_is_not_the_handlers() {
+        let look = || [run("SELECT @@innodb_lock_wait_timeout")];
+        let nowait = [
+            run("SET SESSION innodb_lock_wait_timeout = 0"),
+            run("UPDATE accounts SET balance = balance WHERE id = 'acc-2'"),
+        ];
+        let script = Script::default()
+            .always("m-1", look())
+            .once("m-2", nowait)
+            .always("m-3", look());
+        let (sandbox, stage) = stage(script).await;
+        stage.deliver("m-1").await;
+        // A lock that the handler does not get in its own time is a conflict, not a copy elsewhere.
+        let mut holder = sandbox.pool.begin().await.unwrap();
+        holder
+            .execute("UPDATE accounts SET balance = balance WHERE id = 'acc-2'")
+            .await
+            .unwrap();
+        stage.deliver("m-2").await;
+        holder.rollback().await.unwrap();
+        stage.deliver("m-3").await;
+        assert_eq!(stage.script.answers("m-1"), ["50"]);
+        assert_eq!(stage.script.answers("m-2"), ["", "error HY000"]);
+        assert_eq!(stage.script.runs("m-2"), 2);
+        assert_eq!(stage.verdicts("m-2"), [Verdict::Ack]);
+        assert_eq!(stage.script.answers("m-3"), ["50"]);
+        sandbox.assert_stored_once("m-2").await;
+        stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_connection_that_is_killed_under_a_handler_is_counted() {
+        let kill = [swallow("KILL CONNECTION CONNECTION_ID()"), run("SELECT 1")];
+        let (sandbox, stage) = stage(Script::default().always("m-1", kill)).await;
+        stage.publish("m-1");
+        stage.deliver("m-2").await;
+        assert_runs(stage.script.runs("m-1"), 2, "max_attempts is 2");
+        assert_eq!(sandbox.dead_letters().await, ["attempts_exhausted"]);
+        assert_eq!(
+            sandbox.ledger_rows("m-1").await + sandbox.claims("m-1").await,
+            0
+        );
+        sandbox.assert_stored_once("m-2").await;
+        stage.stop().await;
+    }
+
+    /// When whoever holds the claim rolls back, all who wait for it get a shared lock first, and all but one a deadlock.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn of_copies_that_wait_for_a_claim_that_is_rolled_back_one_is_processed() {
+        let sandbox = MySql::fresh(9).await;
+        let mut holder = sandbox.pool.begin().await.unwrap();
+        holder
+            .execute("INSERT INTO inbox_processed_messages (message_id, consumer_name) VALUES ('m-1', 'billing')")
+            .await
+            .unwrap();
+        let script = Script::default();
+        let mut waiting = Vec::new();
+        for _ in 0..3 {
+            let broker = MemoryBroker::new();
+            let inbox = Inbox::builder(sandbox.pool.clone())
+                .source("orders", broker.source("orders"))
+                .register(charge::handler())
+                .state(script.clone())
+                .concurrency(1)
+                .claim_wait(Duration::from_secs(20));
+            let running = Running::start(inbox.build().await.unwrap());
+            broker.publish("orders", order("m-1"));
+            waiting.push((broker, running));
+        }
+        let claims = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+                      WHERE DB = DATABASE() AND INFO LIKE 'INSERT INTO%inbox_processed_messages%'";
+        eventually("three claims that wait", || async {
+            MySql::number(&sandbox.pool, claims).await == 3
+        })
+        .await;
+        holder.rollback().await.unwrap();
+        for (broker, running) in waiting {
+            all_acked(&broker).await;
+            running.stop().await;
+        }
+        assert_eq!(script.runs("m-1"), 1);
+        sandbox.assert_stored_once("m-1").await;
+        assert_eq!(sandbox.attempts("m-1").await, 0);
+        assert_eq!(sandbox.dead_letters().await, [""; 0]);
+    }
+
+    /// The lock that a refused claim leaves on the existing one must not outlive the look at it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_duplicate_leaves_no_lock_on_the_claim() {
+        let (sandbox, stage) = stage(Script::default()).await;
+        stage.deliver("m-1").await;
+        stage.deliver("m-1").await;
+        assert_eq!(stage.acks("m-1"), 2);
+        MySql::run(
+            &sandbox.pool,
+            "SET STATEMENT innodb_lock_wait_timeout = 0 FOR DELETE FROM inbox_processed_messages",
+        )
+        .await;
         stage.stop().await;
     }
 }

@@ -58,11 +58,16 @@ impl<Db: TestDatabase + ScriptDatabase> Trial<Db> {
     /// What holds whatever m-1 did: nothing was written behind the transaction's back, every delivery was
     /// settled once and m-1 acked once, and the worker goes on.
     async fn common(self) {
+        self.common_with(0).await;
+    }
+
+    /// The same where so many writes of [`LATE`] were in the transaction.
+    async fn common_with(self, late: i64) {
         assert_eq!(self.stage.acks("m-1"), 1);
         assert_eq!(self.stage.acks("m-2"), 1);
         assert_eq!(
             self.sandbox.ledger_rows("late").await,
-            0,
+            late,
             "a write after the end of the transaction"
         );
         let reasons = self.reasons("m-2").await;
@@ -119,29 +124,54 @@ impl<Db: TestDatabase + ScriptDatabase> Trial<Db> {
     }
 
     async fn processed(self) {
+        self.processed_with(0).await;
+    }
+
+    async fn processed_with(self, late: i64) {
         assert_eq!(self.sandbox.dead_letter_texts().await, [""; 0]);
         self.sandbox.assert_stored_once("m-1").await;
         assert_eq!(self.runs(), 1);
-        self.common().await;
+        self.common_with(late).await;
+    }
+
+    /// The handler swallowed the answer to a ROLLBACK, and wrote behind it so often.
+    async fn after_rollback(self, late: i64, words: &[&str])
+    where
+        Db: Prevention,
+    {
+        assert_eq!(self.answers()[0], Db::ANSWERS[0]);
+        if Db::REFUSES_ROLLBACK {
+            self.processed_with(late).await;
+        } else {
+            self.refused(words).await;
+        }
     }
 }
 
-/// How the database refuses a write outside our transaction.
+/// How the database keeps a handler in its transaction.
 trait Prevention {
-    const CODE: &'static str;
+    /// What ROLLBACK, and a write behind it, are answered.
+    const ANSWERS: [&'static str; 2];
+    /// How it refuses a write outside our transaction.
     const TEXT: &'static str;
     /// What is told of a write in a transaction that the handler began itself, and left open.
     const BEGUN: &'static str;
 }
 
 impl Prevention for sqlx::Postgres {
-    const CODE: &'static str = "error 25006";
+    const ANSWERS: [&'static str; 2] = ["", "error 25006"];
     const TEXT: &'static str = "read-only transaction";
     const BEGUN: &'static str = Self::TEXT;
 }
 
+impl Prevention for sqlx::MySql {
+    const ANSWERS: [&'static str; 2] = [on_mysql::BY_XA, ""];
+    const TEXT: &'static str = "XAER_RMFAIL";
+    const BEGUN: &'static str = Self::TEXT;
+}
+
 impl Prevention for sqlx::Sqlite {
-    const CODE: &'static str = on_sqlite::BY_HOOK;
+    const ANSWERS: [&'static str; 2] = ["", on_sqlite::BY_HOOK];
     const TEXT: &'static str = "constraint failed";
     const BEGUN: &'static str = ENDED;
 }
@@ -186,38 +216,38 @@ on_each_database! {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn rollback_is_not_taken_for_success() {
-        of([swallow("ROLLBACK")]).await.refused(&[ENDED]).await;
+        of([swallow("ROLLBACK")]).await.after_rollback(0, &[ENDED]).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn no_write_slips_through_after_rollback() {
         let trial = of([swallow("ROLLBACK"), swallow(LATE)]).await;
-        trial.assert_answered(&["", <Db as Prevention>::CODE]);
-        trial.refused(&[ENDED]).await;
+        trial.assert_answered(&<Db as Prevention>::ANSWERS);
+        trial.after_rollback(1, &[ENDED]).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn the_error_of_a_write_after_rollback_is_told() {
-        of([swallow("ROLLBACK"), run(LATE)]).await.refused(&[<Db as Prevention>::TEXT]).await;
+        of([swallow("ROLLBACK"), run(LATE)]).await.after_rollback(1, &[<Db as Prevention>::TEXT]).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_transaction_begun_after_rollback_is_not_ours() {
-        of([swallow("ROLLBACK"), swallow("BEGIN")]).await.refused(&[ENDED]).await;
+        of([swallow("ROLLBACK"), swallow("BEGIN")]).await.after_rollback(0, &[ENDED]).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_write_in_a_transaction_begun_after_rollback_is_lost() {
         of([swallow("ROLLBACK"), swallow("BEGIN"), swallow(LATE)])
             .await
-            .refused(&[<Db as Prevention>::BEGUN])
+            .after_rollback(1, &[<Db as Prevention>::BEGUN])
             .await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_transaction_of_the_handlers_own_after_rollback_stores_nothing() {
         let steps = [swallow("ROLLBACK"), swallow("BEGIN"), swallow(LATE), swallow("COMMIT")];
-        of(steps).await.refused(&[ENDED]).await;
+        of(steps).await.after_rollback(1, &[ENDED]).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -473,6 +503,200 @@ mod on_postgres {
         trial.sandbox.assert_stored_once("m-1").await;
         assert_eq!(trial.sandbox.dead_letter_texts().await, [""; 0]);
         trial.common().await;
+    }
+}
+
+mod on_mysql {
+    use super::mysql::of;
+    use super::*;
+    use sqlx::{AssertSqlSafe, Executor as _, MySql};
+
+    /// XAER_RMFAIL, by its SQLSTATE.
+    pub(super) const BY_XA: &str = "error XAE07";
+
+    /// The handler's second row, which somebody else has locked.
+    const SECOND: &str = "UPDATE accounts SET balance = balance + 0 WHERE id = 'acc-2'";
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_swallowed_error_leaves_the_transaction_as_it_was() {
+        let again = "INSERT INTO accounts (id, balance) VALUES ('acc-1', 0)";
+        let trial = of([swallow(again)]).await;
+        assert_eq!(trial.answers(), ["error 23000"]);
+        trial.processed().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_would_commit_is_refused_and_the_transaction_goes_on() {
+        for statement in [
+            "COMMIT",
+            "START TRANSACTION",
+            "CREATE TABLE other (id INT)",
+            "TRUNCATE ledger",
+            "LOCK TABLES ledger WRITE",
+            "XA COMMIT 'other' ONE PHASE",
+            "XA PREPARE 'other'",
+        ] {
+            let trial = of([swallow(statement), swallow(LATE)]).await;
+            let answers = trial.answers();
+            assert!(
+                answers[0].starts_with("error XAE0"),
+                "{statement}: {answers:?}"
+            );
+            assert_eq!(answers[1], "", "{statement}");
+            trial.processed_with(1).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_would_commit_leaves_nothing_behind_a_failure() {
+        for statement in [
+            "COMMIT",
+            "CREATE TABLE other (id INT)",
+            "SET autocommit = 1",
+        ] {
+            let steps = [swallow(statement), run(LATE), Step::Fail("out of stock")];
+            of(steps).await.refused(&["out of stock"]).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_error_of_a_refused_commit_is_told() {
+        of([run("COMMIT")]).await.refused(&["XAER_RMFAIL"]).await;
+    }
+
+    /// Like [`charge`], with time for what others do meanwhile.
+    #[inbox_handler(consumer = "billing", max_attempts = 2)]
+    async fn waits(
+        order: OrderPlaced,
+        tx: &mut Tx<MySql>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(MySql, order, id, tx);
+        script.play(&id, tx).await
+    }
+
+    /// m-1 runs into a deadlock in the first of its runs, and goes on with `steps`.
+    async fn in_conflict(steps: Vec<Step>, then: Vec<Step>) -> Trial<MySql> {
+        let barrier = unique("barrier");
+        let sandbox = MySql::fresh(6).await;
+        let mut gate = sandbox.pool.acquire().await.unwrap();
+        let wait = format!("DO GET_LOCK('{barrier}', 20)");
+        gate.execute(sqlx::raw_sql(AssertSqlSafe(wait.clone())))
+            .await
+            .unwrap();
+        let first = std::iter::once(run(wait)).chain(steps).collect();
+        let script = Script::default().first("m-1", [first, then]);
+        let trial = Trial::start(sandbox, script, waits::handler()).await;
+
+        let mut other = trial.sandbox.pool.begin().await.unwrap();
+        // The server undoes whoever has changed less.
+        other
+            .execute("INSERT INTO ledger (account, amount, msg_id) SELECT 'acc-2', 0, seq FROM seq_1_to_1000")
+            .await
+            .unwrap();
+        other.execute(SECOND).await.unwrap();
+        trial.stage.publish("m-1");
+        eventually("the handler", || async { trial.runs() == 1 }).await;
+        let waiting = tokio::spawn(async move {
+            other
+                .execute("UPDATE accounts SET balance = balance + 0 WHERE id = 'acc-1'")
+                .await
+                .unwrap();
+            other.commit().await.unwrap();
+        });
+        // Whoever waits first: the other one's wait is the deadlock.
+        gate.execute("DO RELEASE_ALL_LOCKS()").await.unwrap();
+        waiting.await.unwrap();
+        trial
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_write_slips_through_after_a_swallowed_deadlock() {
+        let steps = vec![
+            swallow(SECOND),
+            swallow(LATE),
+            swallow("COMMIT"),
+            swallow(LATE),
+        ];
+        let trial = in_conflict(steps, Vec::new()).await;
+        trial.stage.deliver("m-2").await;
+        assert_eq!(trial.answers(), ["", "error 40001", BY_XA, BY_XA, BY_XA]);
+        assert_eq!(trial.runs(), 2);
+        assert_eq!(trial.sandbox.dead_letter_texts().await, [""; 0]);
+        trial.sandbox.assert_stored_once("m-1").await;
+        trial.common().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_swallowed_deadlock_is_told() {
+        let trial = in_conflict(vec![swallow(SECOND)], vec![Step::Fail("second")]).await;
+        eventually("a counted failure", || async {
+            trial.sandbox.attempts("m-1").await >= 1
+        })
+        .await;
+        let pool = &trial.sandbox.pool;
+        let told = MySql::texts(pool, "SELECT last_failure FROM inbox_attempts").await;
+        let told = told.concat();
+        assert!(
+            told.contains("although a statement of its had failed") || told == "second",
+            "{told:?}"
+        );
+        trial.stage.deliver("m-2").await;
+        trial
+            .only_dead_letter("attempts_exhausted", &["second"])
+            .await;
+        assert_eq!(trial.runs(), 2);
+        trial.common().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_deadlock_that_is_told_is_tried_again_uncounted() {
+        let trial = in_conflict(
+            vec![run(SECOND)],
+            vec![Step::Sleep(Duration::from_millis(300))],
+        )
+        .await;
+        eventually("a second run", || async { trial.runs() == 2 }).await;
+        assert_eq!(trial.sandbox.attempts("m-1").await, 0);
+        trial.stage.deliver("m-2").await;
+        assert_eq!(trial.runs(), 2);
+        trial.sandbox.assert_stored_once("m-1").await;
+        trial.common().await;
+    }
+
+    /// In its first run, drops a query after it was sent: its answers come to whoever asks next.
+    #[inbox_handler(consumer = "billing", max_attempts = 2)]
+    async fn drops_a_query(
+        order: OrderPlaced,
+        tx: &mut Tx<MySql>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(MySql, order, id, tx);
+        script.play(&id, tx).await?;
+        if id.as_str() == "m-1" && script.runs("m-1") == 1 {
+            let query = sqlx::query("SELECT ? + ? + ?").bind(1).bind(2).bind(3);
+            let mut query = std::pin::pin!(query.fetch_all(&mut *tx));
+            assert!(futures_util::poll!(&mut query).is_pending());
+        }
+        Ok(())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_query_that_a_handler_drops_half_way_hides_nothing() {
+        let sandbox = MySql::fresh(4).await;
+        let trial = Trial::of(sandbox, Script::default(), drops_a_query::handler()).await;
+        trial.sandbox.assert_stored_once("m-1").await;
+        assert_eq!(trial.sandbox.dead_letters().await, [""; 0]);
+        trial.common().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_temporary_table_of_the_claims_name_hides_no_missing_claim() {
+        let steps = [run("CREATE TEMPORARY TABLE inbox_processed_messages \
+                 (message_id VARBINARY(255), consumer_name VARBINARY(255), claim_nonce BIGINT UNSIGNED)")];
+        of(steps).await.refused(&[ENDED]).await;
     }
 }
 

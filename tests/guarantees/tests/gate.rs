@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
-    OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order, workers,
+    OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order,
+    with_placeholders, workers,
 };
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{
@@ -48,7 +49,7 @@ on_each_database! {
     /// A second consumer of the same messages: it adds nothing to acc-1.
     #[inbox_handler(consumer = "notifications")]
     async fn notify(_order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId) -> Result<(), HandlerError> {
-        sqlx::query::<Db>("INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-2', 0, $1)")
+        sqlx::query::<Db>(with_placeholders::<Db>("INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-2', 0, $1)"))
             .bind(id.as_str())
             .execute(&mut *tx)
             .await?;

@@ -66,6 +66,11 @@ impl Due for sqlx::Postgres {
          WHERE next_attempt_at > now() + interval '59 minutes'";
 }
 
+impl Due for sqlx::MySql {
+    const AN_HOUR_FROM_NOW: &str = "SELECT count(*) FROM inbox_messages \
+         WHERE next_attempt_at > UTC_TIMESTAMP() + INTERVAL 59 MINUTE";
+}
+
 impl Due for sqlx::Sqlite {
     const AN_HOUR_FROM_NOW: &str = "SELECT count(*) FROM inbox_messages \
          WHERE next_attempt_at > strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '+59 minutes')";

@@ -11,7 +11,7 @@ use inbox_guarantees::{
 };
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{HandlerError, Inbox, MessageId, State, Tx, inbox_handler};
-use sqlx::{Connection as _, Pool, Postgres, Sqlite};
+use sqlx::{Connection as _, MySql, Pool, Postgres, Sqlite};
 
 #[derive(Clone, Default)]
 struct Entered(Arc<AtomicU32>);
@@ -102,6 +102,38 @@ async fn as_admin(sql: &str) {
         .execute(&mut conn)
         .await
         .unwrap_or_else(|error| panic!("{sql}: {error}"));
+}
+
+impl Restorable for MySql {
+    async fn snapshot(sandbox: &mut Sandbox<Self>) -> String {
+        let options = sandbox.pool.connect_options();
+        let name = options.get_database().expect("a database");
+        let snapshot = format!("{name}_snapshot");
+        copy(sandbox, name, &snapshot).await;
+        snapshot
+    }
+
+    async fn restore(sandbox: &mut Sandbox<Self>, snapshot: &str) {
+        let options = sandbox.pool.connect_options();
+        let name = options.get_database().expect("a database");
+        Self::run(&sandbox.pool, &format!("DROP DATABASE {name}")).await;
+        copy(sandbox, snapshot, name).await;
+        // Its sessions have lost the database that they were in.
+        sandbox.pool.close().await;
+        reopen(sandbox);
+    }
+}
+
+async fn copy(sandbox: &Sandbox<MySql>, from: &str, to: &str) {
+    let tables =
+        format!("SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = '{from}'");
+    let mut copy = format!("CREATE DATABASE {to};");
+    for table in MySql::texts(&sandbox.pool, &tables).await {
+        copy.push_str(&format!(
+            "CREATE TABLE {to}.{table} LIKE {from}.{table}; INSERT INTO {to}.{table} SELECT * FROM {from}.{table};"
+        ));
+    }
+    MySql::run(&sandbox.pool, &copy).await;
 }
 
 impl Restorable for Sqlite {

@@ -410,6 +410,191 @@ mod on_postgres {
     }
 }
 
+mod on_mysql {
+    use super::mysql::charge;
+    use super::*;
+    use sqlx::MySql;
+    use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+
+    /// What a session looks like to a handler and to other users of the pool.
+    const LOOK: [&str; 14] = [
+        "SELECT @@sql_mode",
+        "SELECT @@time_zone",
+        "SELECT @@autocommit",
+        "SELECT @@character_set_client",
+        "SELECT @@collation_connection",
+        "SELECT @@innodb_lock_wait_timeout",
+        "SELECT @@foreign_key_checks",
+        "SELECT @@sql_select_limit",
+        "SELECT @@auto_increment_increment",
+        "SELECT @@timestamp > 1000000",
+        "SELECT @tenant",
+        "SELECT DATABASE()",
+        "SELECT IS_USED_LOCK('havoc')",
+        "SELECT COUNT(*) FROM ledger WHERE msg_id = 'none'",
+    ];
+
+    /// What a handler can do to a session.
+    const HAVOC: [&str; 13] = [
+        "SET SESSION sql_mode = 'ANSI_QUOTES'",
+        "SET SESSION time_zone = '+05:00'",
+        "SET SESSION autocommit = 0",
+        "SET NAMES latin1",
+        "SET SESSION innodb_lock_wait_timeout = 1",
+        "SET SESSION foreign_key_checks = 0",
+        "SET SESSION sql_select_limit = 1",
+        "SET SESSION auto_increment_increment = 7",
+        "SET SESSION timestamp = 1",
+        "SET @tenant = 'havoc', @`an odd ``name` = 1",
+        "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+        "SET SESSION TRANSACTION READ ONLY",
+        "DO GET_LOCK('havoc', 1)",
+    ];
+
+    /// The same look at every connection of a pool, from outside the inbox.
+    async fn look_at_pool(pool: &Pool<MySql>) -> Vec<Vec<String>> {
+        let mut looks = Vec::new();
+        let mut connections = Vec::new();
+        for _ in 0..pool.options().get_max_connections() {
+            let mut conn = pool.acquire().await.unwrap();
+            let mut seen = Vec::new();
+            for sql in LOOK
+                .into_iter()
+                .chain(["SELECT @@tx_isolation", "SELECT @@tx_read_only"])
+            {
+                let sql = format!("SELECT CAST(({sql}) AS CHAR)");
+                let value: Option<String> = sqlx::query_scalar(AssertSqlSafe(sql))
+                    .fetch_one(&mut *conn)
+                    .await
+                    .unwrap();
+                seen.push(value.unwrap_or_default());
+            }
+            looks.push(seen);
+            connections.push(conn);
+        }
+        looks
+    }
+
+    fn look() -> Vec<Step> {
+        std::iter::once("SELECT CONNECTION_ID()")
+            .chain(LOOK)
+            .map(run)
+            .collect()
+    }
+
+    /// m-1 and m-3 look, m-2 wreaks havoc in between; then the pool's next users look. All see the same.
+    async fn sees_nothing(sandbox: &Sandbox<MySql>, pool: &Pool<MySql>) -> Vec<String> {
+        let before = look_at_pool(pool).await;
+        assert_eq!(before[0], before[1]);
+        let script = Script::default()
+            .always("m-1", look())
+            .always("m-2", HAVOC.map(run))
+            .always("m-3", look());
+        let stage = Stage::start(pool, script, charge::handler(), |builder| builder).await;
+        for id in ["m-1", "m-2", "m-3"] {
+            stage.deliver(id).await;
+            let answers = stage.script.answers(id);
+            assert_eq!(stage.script.runs(id), 1, "{id} failed: {answers:?}");
+        }
+        let (first, last) = (stage.script.answers("m-1"), stage.script.answers("m-3"));
+        assert_eq!(first, last, "the first answer is the number of the session");
+        assert_eq!(first[1..], before[0][..LOOK.len()]);
+        idle(pool).await;
+        assert_eq!(look_at_pool(pool).await, before);
+        for id in ["m-1", "m-2", "m-3"] {
+            sandbox.assert_stored_once(id).await;
+        }
+        stage.stop().await;
+        first
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_that_a_handler_sets_on_its_session_reaches_the_next_message_or_user() {
+        let sandbox = MySql::fresh(2).await;
+        sees_nothing(&sandbox, &sandbox.pool).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_the_pool_set_on_its_sessions_stays() {
+        let sandbox = MySql::fresh(2).await;
+        let options = MySqlConnectOptions::clone(&sandbox.pool.connect_options());
+        let pool = MySqlPoolOptions::new()
+            .max_connections(2)
+            .after_connect(|conn, _| {
+                Box::pin(async move {
+                    let set = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_BACKSLASH_ESCAPES', time_zone = '-03:00', \
+                               innodb_lock_wait_timeout = 17, foreign_key_checks = 0, tx_isolation = 'READ-UNCOMMITTED'";
+                    sqlx::raw_sql(set).execute(conn).await?;
+                    Ok(())
+                })
+            })
+            .connect_with(options)
+            .await
+            .unwrap();
+        let seen = sees_nothing(&sandbox, &pool).await;
+        assert_eq!(seen[1], "NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES");
+        assert_eq!((&*seen[2], &*seen[6], &*seen[7]), ("-03:00", "17", "0"));
+    }
+
+    /// Another database, or temporary tables: the next message gets another session.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_cannot_be_taken_back_costs_the_session() {
+        let scratch = "CREATE TEMPORARY TABLE scratch (id INT)";
+        for (havoc, then) in [
+            ("USE information_schema", "SELECT DATABASE()"),
+            (scratch, scratch),
+            ("CREATE TEMPORARY TABLE ledger_copy LIKE ledger", "SELECT 1"),
+        ] {
+            let sandbox = MySql::fresh(3).await;
+            let id = || run("SELECT CONNECTION_ID()");
+            let script = Script::default()
+                .always("m-1", [id(), run(havoc)])
+                .always("m-2", [id(), run(then)])
+                // Also behind a failure.
+                .once("m-3", [run(havoc), Step::Fail("once")])
+                .always("m-4", [id(), run(then)]);
+            let stage =
+                Stage::start(&sandbox.pool, script, charge::handler(), |builder| builder).await;
+            for id in ["m-1", "m-2", "m-3", "m-4"] {
+                stage.deliver(id).await;
+                sandbox.assert_stored_once(id).await;
+            }
+            let sessions = ["m-1", "m-2", "m-4"].map(|id| stage.script.answers(id)[0].clone());
+            assert_ne!(sessions[0], sessions[1], "{havoc}");
+            assert_ne!(sessions[1], sessions[2], "{havoc}");
+            assert_ne!(stage.script.answers("m-2")[1], "information_schema");
+            assert_eq!(stage.script.runs("m-2") + stage.script.runs("m-4"), 2);
+            stage.stop().await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_holder_that_is_cut_off_is_ended_by_the_server() {
+        let sandbox = MySql::fresh(3).await;
+        let limits =
+            "SELECT CONCAT(@@idle_transaction_timeout, ' ', CAST(@@max_statement_time AS SIGNED))";
+        let script = Script::default()
+            .always("m-1", [run(limits)])
+            // A time limit of the server works in a transaction of ours, whatever sets it.
+            .once(
+                "m-2",
+                [
+                    run("SET SESSION idle_transaction_timeout = 1"),
+                    Step::Sleep(Duration::from_secs(3)),
+                    run("SELECT 1"),
+                ],
+            );
+        let stage = Stage::start(&sandbox.pool, script, charge::handler(), |builder| builder).await;
+        stage.deliver("m-1").await;
+        // The handler's 20 s and the margin.
+        assert_eq!(stage.script.answers("m-1"), ["50 50"]);
+        stage.deliver("m-2").await;
+        assert_eq!(stage.script.runs("m-2"), 2);
+        sandbox.assert_stored_once("m-2").await;
+        stage.stop().await;
+    }
+}
+
 mod on_sqlite {
     use super::sqlite::charge;
     use super::*;

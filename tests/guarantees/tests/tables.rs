@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
-    OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order,
+    OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order, unique,
 };
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{
@@ -72,7 +72,7 @@ on_each_database! {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_reserved_word_is_a_name() {
         let tables = Tables::default().processed("order").dead_letters("select").attempts("table").messages("from").migrations("user");
-        used(tables, |table| format!("\"{table}\"")).await;
+        used(tables, quoted::<Db>).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -83,7 +83,7 @@ on_each_database! {
             .attempts("Versuche %s $1 ?1")
             .messages("\u{2026}wartet")
             .migrations("In Box 2");
-        used(tables, |table| format!("\"{table}\"")).await;
+        used(tables, quoted::<Db>).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -146,12 +146,20 @@ on_each_database! {
     }
 }
 
+fn quoted<Db: TestDatabase>(name: &str) -> String {
+    format!("{quote}{name}{quote}", quote = Db::QUOTE)
+}
+
 trait Unreachable: TestDatabase {
     const NOWHERE: &'static str;
 }
 
 impl Unreachable for sqlx::Postgres {
     const NOWHERE: &'static str = "postgres://nobody@127.0.0.1:1/nothing";
+}
+
+impl Unreachable for sqlx::MySql {
+    const NOWHERE: &'static str = "mysql://nobody@127.0.0.1:1/nothing";
 }
 
 impl Unreachable for sqlx::Sqlite {
@@ -173,6 +181,14 @@ mod schemas {
     async fn a_schema_is_made_and_used() {
         let tables = Tables::default().schema("my-app").processed("inbox");
         postgres::used(tables, |table| format!("\"my-app\".\"{table}\"")).await;
+    }
+
+    /// There a schema is a database, beside the one of the test.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_database_beside_the_own_is_made_and_used() {
+        let name = unique("my-app");
+        let tables = Tables::default().schema(&name).processed("inbox");
+        mysql::used(tables, |table| format!("`{name}`.`{table}`")).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]

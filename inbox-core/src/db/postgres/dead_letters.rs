@@ -206,6 +206,7 @@ impl DeadLetterStatements {
         let columns = columns(
             |name| format!("(extract(epoch FROM {name}) * 1000000)::bigint"),
             |number| format!("({number})::bigint"),
+            str::to_owned,
         );
         let entry = format!("SELECT {columns} FROM {dead_letters}");
         Self {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use sqlx::postgres::{PgConnection, PgDatabaseError, PgRow, PgSeverity};
-use sqlx::{AssertSqlSafe, Connection as _, Either, Executor as _, Postgres, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, Either, Executor as _, Pool, Postgres, Row as _};
 use sqlx_core::transaction::TransactionManager;
 
 use self::dead_letters::DeadLetterStatements;
@@ -253,7 +253,7 @@ impl InboxDatabase for Postgres {
 
     async fn migrate(conn: &mut PgConnection, tables: &Tables) -> Result<(), MigrationError> {
         tables.check()?;
-        let migrator = migrations::migrator(MIGRATIONS, tables, tables.schema_name());
+        let migrator = migrations::migrator(MIGRATIONS, tables, tables.schema_name(), quoted);
         migrator.run_direct(None, conn, false).await?;
         Ok(())
     }
@@ -311,6 +311,7 @@ impl InboxDatabase for Postgres {
 
     async fn prepare(
         conn: &mut PgConnection,
+        _pool: &Pool<Self>,
         statements: &PostgresStatements,
     ) -> Result<PostgresGuard, sqlx::Error> {
         // A transaction of its own: what it sets must survive a rollback of the first message's.

@@ -210,6 +210,7 @@ impl DeadLetterStatements {
                 )
             },
             str::to_owned,
+            str::to_owned,
         );
         let entry = format!("SELECT {columns} FROM {dead_letters}");
         Self {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Row as _, Sqlite};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Pool, Row as _, Sqlite};
 use sqlx_core::transaction::TransactionManager;
 
 use self::dead_letters::DeadLetterStatements;
@@ -108,7 +108,7 @@ impl InboxDatabase for Sqlite {
         }
         // The migrator takes no lock here: another process could migrate between its look and its statements.
         let mut tx = conn.begin_with("BEGIN IMMEDIATE").await?;
-        migrations::migrator(MIGRATIONS, tables, None)
+        migrations::migrator(MIGRATIONS, tables, None, quoted)
             .run_direct(None, &mut *tx, false)
             .await?;
         tx.commit().await?;
@@ -186,6 +186,7 @@ impl InboxDatabase for Sqlite {
 
     async fn prepare(
         conn: &mut SqliteConnection,
+        _pool: &Pool<Self>,
         statements: &SqliteStatements,
     ) -> Result<SqliteGuard, sqlx::Error> {
         let busy_timeout: i64 = sqlx::query_scalar("PRAGMA busy_timeout")

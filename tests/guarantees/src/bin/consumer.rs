@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use inbox_guarantees::child::{Orders, die, number, say};
 use inbox_guarantees::dispatch::Serve as _;
-use inbox_guarantees::{EventLog, OrderPlaced, bill, on_each_database, sqlite_pool};
+use inbox_guarantees::{EventLog, OrderPlaced, bill, mysql_pool, on_each_database, sqlite_pool};
 use inbox_runtime::brokers::RabbitMq;
 use inbox_runtime::testing::Step;
 use inbox_runtime::{HandlerError, Inbox, MessageId, State, Tx, inbox_handler};
@@ -110,6 +110,7 @@ on_each_database! {
 fn long_statement(database: &str) -> &'static str {
     match database {
         "PostgreSQL" => "SELECT pg_sleep(60)",
+        "MySQL" => "SELECT SLEEP(60)",
         _ => {
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000000) \
              SELECT max(i) FROM n"
@@ -161,6 +162,9 @@ async fn main() -> Result<(), Failure> {
             .connect(&orders.database)
             .await?;
         postgres::run(pool, orders).await
+    } else if orders.database.starts_with("mysql") {
+        let pool = mysql_pool(orders.database.parse()?, 6).await;
+        mysql::run(pool, orders).await
     } else {
         let pool = sqlite_pool(orders.database.as_ref(), 3).await;
         sqlite::run(pool, orders).await
