@@ -267,7 +267,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         self
     }
 
-    /// Sets delays and limits of retries.
+    /// Sets delays and limits of retries; a handler's own delays (`retry(first = .., longest = ..)`) come first.
     pub const fn retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = policy;
         self
@@ -416,6 +416,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             Db::NAME,
         ));
         problems.extend(self.retry.problems());
+        problems.extend(checks::retries(&specs, &self.retry));
         for (name, value, shortest, longest) in [
             (
                 "claim_wait",
@@ -553,6 +554,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 spec,
                 handler,
                 begin,
+                self.retry,
                 self.sharing(concurrency.get()),
             )));
         }

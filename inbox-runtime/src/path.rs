@@ -654,7 +654,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         );
         if failures < registered.spec.max_attempts {
             self.session = Some(session);
-            let delay = self.shared.retry.after_failure(failures);
+            let delay = registered.retry.after_failure(failures);
             return Ending::Failed {
                 delay: failure.delay.map_or(delay, |asked| asked.max(delay)),
             };
@@ -668,7 +668,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             );
             self.session = Some(session);
             return Ending::Failed {
-                delay: self.shared.retry.longest,
+                delay: registered.retry.longest,
             };
         }
         self.keep(session, attempt, &failure, failures).await

@@ -10,6 +10,8 @@ use inbox_core::{
 };
 use smallvec::SmallVec;
 
+use crate::backoff::RetryPolicy;
+
 /// A handler as the path runs it.
 pub(crate) struct Registered<Db: InboxDatabase> {
     pub(crate) consumer: ConsumerName,
@@ -17,6 +19,8 @@ pub(crate) struct Registered<Db: InboxDatabase> {
     pub(crate) handler: Box<dyn Callable<Db>>,
     /// The text that begins its transactions.
     pub(crate) begin: Arc<str>,
+    /// How long its messages wait after a failure: as it says, else as the builder does.
+    pub(crate) retry: RetryPolicy,
     /// How many messages in a row, without a success between them, used up their attempts.
     exhausted_in_a_row: AtomicU32,
     /// How many of its messages may share a transaction.
@@ -29,6 +33,7 @@ impl<Db: InboxDatabase> Registered<Db> {
         spec: HandlerSpec,
         handler: Box<dyn Callable<Db>>,
         begin: Arc<str>,
+        retry: RetryPolicy,
         messages_per_transaction: PerTransaction,
     ) -> Self {
         let sharing = Sharing::new(if spec.own_transaction {
@@ -41,6 +46,7 @@ impl<Db: InboxDatabase> Registered<Db> {
             spec,
             handler,
             begin,
+            retry: retry.of_handler(spec.retry),
             exhausted_in_a_row: AtomicU32::new(0),
             sharing,
         }
