@@ -11,6 +11,7 @@ pub use crate::error::{CallError, HandlerOutcome};
 pub use crate::extract::{FromDelivery, Requirements};
 pub use crate::handler::{
     BatchLimits, DedupKey, Handler, HandlerFuture, HandlerSpec, Isolation, OrderBy, Rejected,
+    RetryDelays,
 };
 pub use crate::incoming::Incoming;
 pub use crate::message::Message;

@@ -24,8 +24,10 @@ pub trait Handler: Send + Sync + 'static {
     /// Everything that the attribute said.
     const SPEC: HandlerSpec;
 
-    /// What the parameters need from the builder.
-    fn requirements(needs: &mut Requirements);
+    /// What the parameters need from the builder. Default: nothing.
+    fn requirements(needs: &mut Requirements) {
+        let _ = needs;
+    }
 
     /// Decodes, extracts and runs the handler in the open transaction.
     ///
@@ -59,6 +61,8 @@ pub struct HandlerSpec {
     pub timeout: Duration,
     /// How many counted failures make a dead letter. Default 5.
     pub max_attempts: u32,
+    /// How long a message waits after a counted failure. Default: as the builder's policy says.
+    pub retry: RetryDelays,
     /// The isolation level of its transaction. Default read committed.
     pub isolation: Isolation,
     /// Whether each message gets a transaction of its own. Default `false`: messages that wait for the handler
@@ -90,6 +94,7 @@ impl HandlerSpec {
             key: DedupKey::MessageId,
             timeout: Duration::from_secs(30),
             max_attempts: 5,
+            retry: RetryDelays::new(),
             isolation: Isolation::ReadCommitted,
             own_transaction: false,
             order_by: None,
@@ -129,6 +134,13 @@ impl HandlerSpec {
     #[must_use]
     pub const fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = attempts;
+        self
+    }
+
+    /// Sets the delays after counted failures.
+    #[must_use]
+    pub const fn retry(mut self, delays: RetryDelays) -> Self {
+        self.retry = delays;
         self
     }
 
@@ -189,6 +201,41 @@ pub enum OrderBy {
     Header(&'static str),
     /// The string or integer at a JSON pointer (RFC 6901) into the payload.
     Payload(&'static str),
+}
+
+/// What a handler says about the delays after its counted failures. What it does not say is the builder's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct RetryDelays {
+    /// The delay after the first failure, from which the further ones grow.
+    pub first: Option<Duration>,
+    /// The longest delay.
+    pub longest: Option<Duration>,
+}
+
+impl RetryDelays {
+    /// All delays are the builder's.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            first: None,
+            longest: None,
+        }
+    }
+
+    /// Sets the delay after the first failure.
+    #[must_use]
+    pub const fn first(mut self, delay: Duration) -> Self {
+        self.first = Some(delay);
+        self
+    }
+
+    /// Sets the longest delay.
+    #[must_use]
+    pub const fn longest(mut self, delay: Duration) -> Self {
+        self.longest = Some(delay);
+        self
+    }
 }
 
 /// How many messages one call of a batch handler takes.

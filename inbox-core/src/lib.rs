@@ -58,7 +58,9 @@ pub use extract::{
     Attempt, FromDelivery, IdempotencyKey, Requirements, SharedState, State, StateMap,
     StateRequirement,
 };
-pub use handler::{BatchLimits, DedupKey, Handler, HandlerFuture, HandlerSpec, Isolation, OrderBy};
+pub use handler::{
+    BatchLimits, DedupKey, Handler, HandlerFuture, HandlerSpec, Isolation, OrderBy, RetryDelays,
+};
 pub use identity::{
     CLOUD_EVENTS_JSON, IdProblem, IdSource, InvalidMessageId, MAX_ID_BYTES, MessageId,
     broker_side_identifier,

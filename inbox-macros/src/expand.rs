@@ -203,8 +203,12 @@ fn separator(place: Span, tokens: &mut TokenStream) {
     Token![::](place).to_tokens(tokens);
 }
 
-/// What `build()` must be able to provide, asked once.
-fn requirements(parameters: &Parameters<'_>, roles: &Roles, root: &Root) -> TokenStream {
+/// What `build()` must be able to provide, asked once. Without extractors it is what the trait says, nothing: an item
+/// less to compile.
+fn requirements(parameters: &Parameters<'_>, roles: &Roles, root: &Root) -> Option<TokenStream> {
+    if parameters.extractors.is_empty() {
+        return None;
+    }
     let place = parameters.transaction.first;
     let at = root.at(place);
     let needs = Ident::new("__needs", Span::mixed_site());
@@ -213,11 +217,11 @@ fn requirements(parameters: &Parameters<'_>, roles: &Roles, root: &Root) -> Toke
         let (place, _) = extractor.ends();
         quote_spanned!(place=> #asked(#needs);)
     });
-    quote_spanned! {place=>
+    Some(quote_spanned! {place=>
         fn requirements(#needs: &mut #at::__private::Requirements) {
             #(#asked)*
         }
-    }
+    })
 }
 
 /// Input: as of [`handler`]

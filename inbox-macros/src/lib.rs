@@ -7,6 +7,7 @@
 )]
 
 mod args;
+mod batch;
 mod check;
 mod companion;
 mod diag;
@@ -19,6 +20,7 @@ mod parameters;
 mod path;
 mod reader;
 mod rejected;
+mod retry;
 mod spec;
 mod suggest;
 #[cfg(test)]

@@ -27,6 +27,11 @@ impl AttrOption {
     fn is_required(&self) -> bool {
         self.default == REQUIRED
     }
+
+    /// Whether its value is a string.
+    pub(crate) fn takes_text(&self) -> bool {
+        self.example.ends_with('"')
+    }
 }
 
 pub(crate) const OPTIONS: &[AttrOption] = &[
@@ -105,15 +110,31 @@ pub(crate) const OPTIONS: &[AttrOption] = &[
         example: "max_attempts = 5",
         default: "`5`",
         meaning: "How many runs may fail before the message becomes a dead letter, from 1 to 1000.",
-        words: &[
-            "retries",
-            "retry",
-            "max_retries",
-            "attempts",
-            "tries",
-            "max_tries",
-        ],
+        words: &["retries", "max_retries", "attempts", "tries", "max_tries"],
         parts: &[],
+    },
+    AttrOption {
+        name: "retry",
+        example: r#"retry(first = "200ms", longest = "5m")"#,
+        default: "as the builder's policy says",
+        meaning: "How long a message waits after a failed run until the next one; see [Retries](#retries).",
+        words: &[
+            "backoff",
+            "retry_policy",
+            "retry_backoff",
+            "retry_delay",
+            "retry_delays",
+            "retry_after",
+            "retry_wait",
+            "retry_interval",
+            "delay",
+            "delays",
+            "initial_delay",
+            "first_delay",
+            "max_delay",
+            "longest_delay",
+        ],
+        parts: RETRY,
     },
     AttrOption {
         name: "isolation",
@@ -247,6 +268,54 @@ const BATCH: &[AttrOption] = &[
     },
 ];
 
+/// The options of `retry(..)`.
+const RETRY: &[AttrOption] = &[
+    AttrOption {
+        name: "first",
+        example: r#"first = "200ms""#,
+        default: "as the builder's policy says",
+        meaning: "The delay after the first failed run, which doubles with every further one, at most `\"24h\"`.",
+        words: &[
+            "initial",
+            "initial_delay",
+            "first_delay",
+            "base",
+            "base_delay",
+            "start",
+            "delay",
+            "wait",
+            "after",
+            "interval",
+            "every",
+            "min",
+            "minimum",
+            "min_delay",
+            "shortest",
+        ],
+        parts: &[],
+    },
+    AttrOption {
+        name: "longest",
+        example: r#"longest = "5m""#,
+        default: "as the builder's policy says",
+        meaning: "The longest delay, at least `first`, at most `\"24h\"`.",
+        words: &[
+            "longest_delay",
+            "last",
+            "max",
+            "maximum",
+            "max_delay",
+            "max_wait",
+            "max_interval",
+            "cap",
+            "limit",
+            "ceiling",
+            "up_to",
+        ],
+        parts: &[],
+    },
+];
+
 /// Words that name a subscription, which the builder's sources have.
 const SUBSCRIPTION: &[&str] = &[
     "queue",
@@ -272,16 +341,20 @@ const SHARING: &[&str] = &[
 ];
 
 /// Words that name a setting of the whole inbox, and the method of the builder that sets it.
-const OF_THE_BUILDER: [(&str, &str); 8] = [
+const OF_THE_BUILDER: [(&str, &str); 6] = [
     ("concurrency", "concurrency(4)"),
     ("workers", "concurrency(4)"),
     ("prefetch", "prefetch(8)"),
-    ("backoff", "retry(policy)"),
-    ("retry_policy", "retry(policy)"),
     ("state", "state(value)"),
     ("table", "tables(tables)"),
     ("tables", "tables(tables)"),
 ];
+
+/// The option that is meant by a value alone.
+pub(crate) fn main(options: &'static [AttrOption]) -> Option<&'static AttrOption> {
+    let required = options.iter().find(|option| option.is_required());
+    required.or(options.first())
+}
 
 /// The option of that name.
 pub(crate) fn named(options: &'static [AttrOption], name: &str) -> Option<&'static AttrOption> {
@@ -332,8 +405,11 @@ pub(crate) fn remedy(unknown: &str) -> String {
 pub(crate) fn remedy_within(whole: &AttrOption, unknown: &str) -> String {
     let word = snake_case(unknown);
     let has_word = |option: &AttrOption| option.words.contains(&word.as_str());
+    let is_outer = |option: &&AttrOption| {
+        option.name != whole.name && (option.name == word || has_word(option))
+    };
     if !whole.parts.iter().any(has_word)
-        && let Some(outer) = named(OPTIONS, &word)
+        && let Some(outer) = OPTIONS.iter().find(is_outer)
     {
         return format!("write it behind the parentheses: `, {}`", outer.example);
     }

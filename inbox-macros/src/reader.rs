@@ -78,6 +78,14 @@ where
         }
     }
 
+    fn options(&self) -> &'static [AttrOption] {
+        self.whole.map_or(OPTIONS, |whole| whole.parts)
+    }
+
+    fn is_in(&self, name: &str) -> bool {
+        self.whole.is_some_and(|whole| whole.name == name)
+    }
+
     fn option(&mut self, input: ParseStream<'_>) -> Result<(), Finding> {
         let starts_an_option =
             input.peek(syn::Ident::peek_any) && !input.peek(Lit) && !input.peek2(Token![::]);
@@ -89,8 +97,7 @@ where
             return Err(self.bare_value(input));
         };
         let name = key.unraw().to_string();
-        let options = self.whole.map_or(OPTIONS, |whole| whole.parts);
-        let Some(option) = options::named(options, &name) else {
+        let Some(option) = options::named(self.options(), &name) else {
             let (written, name) = hyphenated(key, name, input);
             let finding = match self.whole {
                 None => Finding::new(written, format!("unknown option `{name}`"))
@@ -125,13 +132,23 @@ where
             None if is_path => "a path",
             None => "something else",
         };
-        let required = self.whole.map_or("consumer", |_| "max");
-        let remedy = match (literal, self.whole) {
-            _ if self.seen.contains(&required) => "remove it, or say which option it is".to_owned(),
-            (Some(Lit::Str(text)), None) => format!("`consumer = {}`", text.to_token_stream()),
-            (_, None) => r#"`consumer = "billing"`"#.to_owned(),
-            (Some(Lit::Int(number)), Some(_)) => format!("`max = {}`", number.base10_digits()),
-            (_, Some(_)) => "`max = 100`".to_owned(),
+        let main = options::main(self.options());
+        let remedy = match (literal, main) {
+            (_, Some(main)) if self.seen.contains(&main.name) => {
+                "remove it, or say which option it is".to_owned()
+            }
+            (Some(Lit::Int(runs)), Some(main)) if self.is_in("retry") => format!(
+                "write `max_attempts = {}` behind the parentheses, and `{}` in them",
+                runs.base10_digits(),
+                main.example
+            ),
+            (Some(Lit::Str(text)), Some(main)) if main.takes_text() => {
+                format!("`{} = {}`", main.name, text.to_token_stream())
+            }
+            (Some(Lit::Int(number)), Some(main)) if !main.takes_text() => {
+                format!("`{} = {}`", main.name, number.base10_digits())
+            }
+            (_, main) => format!("`{}`", main.map_or("option = value", |main| main.example)),
         };
         Finding::new(found, format!("expected `option = value`, found {what}")).help(remedy)
     }
@@ -242,8 +259,7 @@ fn signs(found: TokenTree, input: ParseStream<'_>) -> (TokenStream, Option<Token
     }
 }
 
-/// The parentheses behind an option that has options of its own. `meant` is what belongs in them, for a value in
-/// another form.
+/// The parentheses behind an option that has options of its own. `meant` is what to write for a value in another form.
 pub(crate) fn parentheses(
     option: &AttrOption,
     key: &Ident,
@@ -260,10 +276,9 @@ pub(crate) fn parentheses(
         Ok(found) => signs(found, input),
         Err(_) => return Err(Finding::at(input.span(), headline)),
     };
-    let remedy = match given.and_then(meant) {
-        Some(parts) => format!("`{}({parts})`", option.name),
-        None => format!("`{}`", option.example),
-    };
+    let remedy = given
+        .and_then(meant)
+        .unwrap_or_else(|| format!("`{}`", option.example));
     Err(Finding::new(found, headline).help(remedy))
 }
 

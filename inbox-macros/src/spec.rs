@@ -42,6 +42,15 @@ pub(crate) fn constant(name: &Ident, args: &Args, root: &Root) -> TokenStream {
     let max_attempts = args
         .max_attempts
         .map(|attempts| quote_spanned!(place=> .max_attempts(#attempts)));
+    let retry = args.retry.as_ref().map(|retry| {
+        let set = |name: &str, delay: Option<Duration>| {
+            let delay = duration(delay?, place);
+            let name = Ident::new(name, place);
+            Some(quote_spanned!(place=> .#name(#delay)))
+        };
+        let (first, longest) = (set("first", retry.first()), set("longest", retry.longest()));
+        quote_spanned!(place=> .retry(#root::__private::RetryDelays::new() #first #longest))
+    });
     let isolation = args.isolation.map(|isolation| {
         let variant = match isolation {
             Isolation::ReadCommitted => quote_spanned!(place=> ReadCommitted),
@@ -79,7 +88,7 @@ pub(crate) fn constant(name: &Ident, args: &Args, root: &Root) -> TokenStream {
             ::core::file!(),
             ::core::line!(),
         )
-        #on #from #key #timeout #max_attempts #isolation #order_by #batch #own_transaction
+        #on #from #key #timeout #max_attempts #retry #isolation #order_by #batch #own_transaction
     }
 }
 

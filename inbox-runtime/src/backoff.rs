@@ -1,5 +1,10 @@
 use std::time::Duration;
 
+use inbox_core::RetryDelays;
+
+/// The longest delay that there is.
+pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// How long to wait between tries, and how often to try within the process.
 ///
 /// A wait doubles with every try and is spread by full jitter above its step: the n-th lies between
@@ -58,7 +63,7 @@ impl RetryPolicy {
                 self.first, self.longest
             ));
         }
-        if self.longest > Duration::from_secs(24 * 60 * 60) {
+        if self.longest > DAY {
             problems.push(format!(
                 "the longest retry delay of {:?} is more than a day",
                 self.longest
@@ -70,6 +75,13 @@ impl RetryPolicy {
             );
         }
         problems
+    }
+
+    /// The policy of one handler, which says some delays by itself.
+    pub(crate) fn of_handler(mut self, delays: RetryDelays) -> Self {
+        self.first = delays.first.unwrap_or(self.first);
+        self.longest = delays.longest.unwrap_or(self.longest);
+        self
     }
 
     /// The delay after the n-th counted failure of a handler.
@@ -128,5 +140,17 @@ mod tests {
                 .len()
                 > 100
         );
+    }
+
+    #[test]
+    fn what_a_handler_does_not_say_is_the_builders() {
+        let policy = RetryPolicy::default()
+            .first_delay(Duration::from_secs(2))
+            .transient_runs(7);
+        assert_eq!(policy.of_handler(RetryDelays::new()), policy);
+        let own = policy.of_handler(RetryDelays::new().first(Duration::from_millis(200)));
+        assert_eq!(own, policy.first_delay(Duration::from_millis(200)));
+        let own = policy.of_handler(RetryDelays::new().longest(Duration::from_secs(9)));
+        assert_eq!(own, policy.longest_delay(Duration::from_secs(9)));
     }
 }

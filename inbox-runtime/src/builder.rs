@@ -327,7 +327,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         self
     }
 
-    /// Sets delays and limits of retries.
+    /// Sets delays and limits of retries; a handler's own delays (`retry(first = .., longest = ..)`) come first.
     pub const fn retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = policy;
         self
@@ -538,6 +538,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             Db::NAME,
         ));
         problems.extend(self.retry.problems());
+        problems.extend(checks::retries(&specs, &self.retry));
         for (name, value, shortest, longest) in [
             (
                 "claim_wait",
@@ -724,6 +725,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 spec,
                 handler,
                 begin,
+                self.retry,
                 self.sharing(concurrency.get()),
             )));
         }

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use inbox_core::{
-    ConsumerName, DedupKey, HandlerSpec, IdSource, Isolation, broker_side_identifier,
+    ConsumerName, DedupKey, HandlerSpec, IdSource, Isolation, RetryDelays, broker_side_identifier,
 };
+
+use crate::backoff::{self, RetryPolicy};
 
 /// How many connections the runtime needs besides one per worker: start-up and maintenance.
 pub(crate) const MAINTENANCE_CONNECTIONS: usize = 1;
@@ -97,6 +99,44 @@ pub(crate) fn handlers(
         }
     }
     problems
+}
+
+/// Delays of a handler that make no sense by themselves, or with what the builder says where the handler does not.
+pub(crate) fn retries(specs: &[HandlerSpec], builders: &RetryPolicy) -> Vec<String> {
+    let problem = |spec: &HandlerSpec| {
+        let problem = retry_problem(spec.retry, builders)?;
+        Some(format!("{}: {problem}", place(spec)))
+    };
+    specs.iter().filter_map(problem).collect()
+}
+
+fn retry_problem(own: RetryDelays, builders: &RetryPolicy) -> Option<String> {
+    for (name, delay) in [("first", own.first), ("longest", own.longest)] {
+        if let Some(delay) = delay.filter(|delay| delay.is_zero() || *delay > backoff::DAY) {
+            return Some(format!(
+                "a {name} retry delay of {delay:?}; it must be above zero and at most a day"
+            ));
+        }
+    }
+    let RetryPolicy { first, longest, .. } = builders.of_handler(own);
+    if first <= longest {
+        return None;
+    }
+    match (own.first, own.longest) {
+        (Some(_), Some(_)) => Some(format!(
+            "the first retry delay of {first:?} is above the longest of {longest:?}; lower the one or raise the other"
+        )),
+        (Some(_), None) => Some(format!(
+            "the first retry delay of {first:?} is above the builder's longest of {longest:?}; give the handler a \
+             `longest` too, or raise `longest_delay(..)` of the builder's policy"
+        )),
+        (None, Some(_)) => Some(format!(
+            "the longest retry delay of {longest:?} is below the builder's first of {first:?}; give the handler a \
+             `first` too, or lower `first_delay(..)` of the builder's policy"
+        )),
+        // Told of the builder's policy by itself.
+        (None, None) => None,
+    }
 }
 
 /// Whether two lists that mean "everything" when they are empty have something in common.
@@ -326,6 +366,8 @@ fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn spec(consumer: &'static str) -> HandlerSpec {
@@ -372,6 +414,56 @@ mod tests {
         for word in ["`oders`", "`orders`", "serializable", "x-delivery-count"] {
             assert!(found.contains(word), "{word}: {found}");
         }
+    }
+
+    #[test]
+    fn delays_that_do_not_fit_the_builders_are_named_with_both_values() {
+        let (first, longest) = (Duration::from_secs(7), Duration::from_secs(9));
+        let builders = RetryPolicy::default()
+            .first_delay(first)
+            .longest_delay(longest);
+        let found = |delays: RetryDelays| retries(&[spec("billing").retry(delays)], &builders);
+        let seconds = Duration::from_secs;
+        for fitting in [
+            RetryDelays::new(),
+            RetryDelays::new().first(seconds(9)),
+            RetryDelays::new().longest(seconds(7)),
+            RetryDelays::new().first(seconds(20)).longest(seconds(20)),
+        ] {
+            assert_eq!(found(fitting), [""; 0], "{fitting:?}");
+        }
+        for (delays, words) in [
+            (
+                RetryDelays::new().first(seconds(10)),
+                ["10s", "builder's longest of 9s"],
+            ),
+            (
+                RetryDelays::new().longest(seconds(6)),
+                ["6s", "builder's first of 7s"],
+            ),
+            (
+                RetryDelays::new().first(seconds(3)).longest(seconds(2)),
+                ["3s", "longest of 2s"],
+            ),
+            (RetryDelays::new().first(seconds(0)), ["0ns", "first"]),
+            (
+                RetryDelays::new().longest(seconds(90_000)),
+                ["90000s", "longest"],
+            ),
+        ] {
+            let found = found(delays);
+            assert!(
+                found.len() == 1 && found[0].contains("src/app.rs:7"),
+                "{found:?}"
+            );
+            assert!(
+                words.iter().all(|word| found[0].contains(word)),
+                "{found:?}"
+            );
+        }
+        // Of a policy that contradicts itself, the builder speaks.
+        let builders = builders.longest_delay(seconds(1));
+        assert_eq!(retries(&[spec("billing")], &builders), [""; 0]);
     }
 
     #[test]

@@ -293,7 +293,8 @@ impl From<Fault> for DeadLetterError {
 }
 
 impl<Db: InboxDatabase> DeadLetters<Db> {
-    /// Finds the tables as the start of an inbox does.
+    /// Finds the tables as the start of an inbox does. The pool needs one connection, to the database itself or through
+    /// a pooler in session mode: a pooler that gives each transaction another session is refused by the first act.
     ///
     /// # Errors
     ///

@@ -100,8 +100,8 @@ pub use inbox_core::{
     FromDelivery, Handler, HandlerError, HandlerFuture, HandlerOn, HandlerOutcome, HandlerSpec,
     HandlerTx, Headers, IdSource, IdempotencyKey, InboxDatabase, Incoming, Isolation, Message,
     MessageId, Messages, MigrationError, OrderBy, PublishError, Publisher, Requirements,
-    SameDatabase, Savepoint, Settle, SettleError, SettleToken, SharedState, SingleMessage, Source,
-    SourceError, State, StateMap, Tables, Tx, Verdict,
+    RetryDelays, SameDatabase, Savepoint, Settle, SettleError, SettleToken, SharedState,
+    SingleMessage, Source, SourceError, State, StateMap, Tables, Tx, Verdict,
 };
 
 #[doc(inline)]

@@ -836,7 +836,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             "the handler failed"
         );
         if failures < registered.spec.max_attempts {
-            let delay = self.shared.retry.after_failure(failures);
+            let delay = registered.retry.after_failure(failures);
             let delay = failure.delay.map_or(delay, |asked| asked.max(delay));
             return self.wait(session, attempt, delay).await;
         }
@@ -847,7 +847,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 "so many messages failed in a row that the handler or what it needs is to blame: no more dead \
                  letters until one succeeds; the messages are kept and tried again"
             );
-            let delay = self.shared.retry.longest;
+            let delay = registered.retry.longest;
             return self.wait(session, attempt, delay).await;
         }
         self.keep(session, attempt, &failure, failures).await

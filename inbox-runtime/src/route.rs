@@ -10,6 +10,7 @@ use inbox_core::{
 };
 use smallvec::SmallVec;
 
+use crate::backoff::RetryPolicy;
 use crate::monitor::Tally;
 
 /// A handler as the path runs it.
@@ -21,6 +22,8 @@ pub(crate) struct Registered<Db: InboxDatabase> {
     pub(crate) begin: Arc<str>,
     /// What became of its messages.
     pub(crate) tally: Arc<Tally>,
+    /// How long its messages wait after a failure: as it says, else as the builder does.
+    pub(crate) retry: RetryPolicy,
     /// How many of its messages may share a transaction.
     sharing: Sharing,
 }
@@ -31,6 +34,7 @@ impl<Db: InboxDatabase> Registered<Db> {
         spec: HandlerSpec,
         handler: Box<dyn Callable<Db>>,
         begin: Arc<str>,
+        retry: RetryPolicy,
         messages_per_transaction: PerTransaction,
     ) -> Self {
         let sharing = Sharing::new(if spec.own_transaction {
@@ -44,6 +48,7 @@ impl<Db: InboxDatabase> Registered<Db> {
             handler,
             begin,
             tally: Arc::default(),
+            retry: retry.of_handler(spec.retry),
             sharing,
         }
     }

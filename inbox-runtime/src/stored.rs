@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inbox_core::{
-    Capabilities, Delivery, Envelope, FailureText, InboxDatabase, Layout, Lease, LeaseTerms,
-    LeasedMessage, MessageId, Settle, SettleError, SettleToken, Verdict,
+    Capabilities, Delivery, Envelope, ErrorClass, FailureText, InboxDatabase, Layout, Lease,
+    LeaseTerms, LeasedMessage, MessageId, Settle, SettleError, SettleToken, Verdict,
 };
 use sqlx::Pool;
 use sqlx::pool::PoolConnection;
@@ -107,6 +107,14 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
                     failures = 0;
                     self.shared.monitor.database().note_up();
                     pause
+                }
+                // Somebody writes for long: SQLite has one writer.
+                Ok(Err(error)) if Db::classify(&error) == ErrorClass::Transient => {
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "the messages that wait in the database cannot be leased now"
+                    );
+                    self.shared.poll
                 }
                 Ok(Err(error)) => {
                     failures += 1;

@@ -60,6 +60,13 @@ fn assert_batch_options(cases: &[(&str, &[Expected<'_>])]) {
     }
 }
 
+/// Cases of options besides the consumer in front of a correct function.
+fn assert_retries(cases: &[(&str, &[Expected<'_>])]) {
+    for (options, expected) in cases {
+        assert_options(&[(&format!("consumer = \"x\", {options}"), expected)]);
+    }
+}
+
 /// Cases of items under a correct attribute.
 fn assert_items(cases: &[(&str, &[Expected<'_>])]) {
     for (item, expected) in cases {
@@ -74,8 +81,8 @@ const NEEDS_CONSUMER: &str = "`#[inbox_handler]` needs a consumer name";
 const PICK: &str =
     "pick a stable name such as `\"billing\"`; messages are deduplicated per consumer";
 const PRODUCER_ID: &str = "use an id set by the producer, e.g. `key = \"message_id\"`";
-const OPTIONS: &str = "the options are `consumer`, `on`, `from`, `key`, `timeout`, `max_attempts`, `isolation`, \
-                       `order_by`, `batch`, `own_transaction`, `crate`";
+const OPTIONS: &str = "the options are `consumer`, `on`, `from`, `key`, `timeout`, `max_attempts`, `retry`, \
+                       `isolation`, `order_by`, `batch`, `own_transaction`, `crate`";
 const KEYS: &str =
     r#"the keys are `"message_id"`, `"cloudevents"`, `"header:NAME"`, `"payload:/json/pointer"`"#;
 const PERSISTED: &str = "write `consumer = \"billing\"`: the name is persisted, so it is spelled out where the handler is defined";
@@ -1273,6 +1280,248 @@ fn the_size_and_the_linger_of_a_batch_are_bounded() {
             &[(headline, help, value)],
         )]);
     }
+}
+
+#[test]
+fn words_for_the_retries() {
+    for (words, help) in [
+        (
+            "retries max_retries maxRetries tries",
+            "here use `max_attempts = 5`",
+        ),
+        (
+            "backoff retry_policy retryDelay delay max_delay",
+            "here use `retry(first = \"200ms\", longest = \"5m\")`",
+        ),
+        ("first", "write it as `retry(first = \"200ms\")`"),
+        ("longest", "write it as `retry(longest = \"5m\")`"),
+        ("rerty Retry", "did you mean `retry`?"),
+    ] {
+        for word in words.split(' ') {
+            assert_options(&[(
+                &format!("consumer = \"x\", {word} = 5"),
+                &[(&format!("unknown option `{word}`"), help, word)],
+            )]);
+        }
+    }
+}
+
+#[test]
+fn a_retry_has_its_delays_in_parentheses() {
+    let written = "`retry` is written with parentheses";
+    let needs = "`retry` needs `first` or `longest`, the delays between the runs";
+    let example = "`retry(first = \"200ms\", longest = \"5m\")`";
+    let attempts =
+        "`max_attempts = 3`; the delays are `retry(first = \"200ms\", longest = \"5m\")`";
+    assert_retries(&[
+        ("retry(first = \"200ms\")", &[]),
+        ("retry(longest = \"24h\",)", &[]),
+        ("retry(longest = \"200ms\", first = \"200ms\")", &[]),
+        ("retry", &[(written, example, "retry")]),
+        ("retry = 3", &[(written, attempts, "=")]),
+        ("retry 3", &[(written, attempts, "3")]),
+        ("retry =", &[(written, example, "=")]),
+        ("retry = true", &[(written, example, "=")]),
+        ("retry = POLICY", &[(written, example, "=")]),
+        (
+            "retry = \"5 seconds\"",
+            &[(written, "`retry(first = \"5s\")`", "=")],
+        ),
+        ("retry: \"often\"", &[(written, example, ":")]),
+        (
+            "retry = (longest = \"5m\")",
+            &[(written, "`retry(longest = \"5m\")`", "=")],
+        ),
+        (
+            "retry { first = \"1s\" }",
+            &[(written, "`retry(first = \"1s\")`", "{ first = \"1s\" }")],
+        ),
+        ("retry()", &[(needs, example, "retry()")]),
+        (
+            "retry(first = \"1s\"), retry(longest = \"1m\")",
+            &[("`retry` is given twice", "keep one", "retry")],
+        ),
+    ]);
+}
+
+#[test]
+fn the_delays_of_a_retry_are_checked_like_the_other_options() {
+    let unknown = |name: &str| format!("unknown option `{name}` of `retry`");
+    let (first, longest) = (
+        "here use `first = \"200ms\"`",
+        "here use `longest = \"5m\"`",
+    );
+    assert_retries(&[
+        (
+            "retry(\"1s\")",
+            &[(
+                "expected `option = value`, found a string",
+                "`first = \"1s\"`",
+                "\"1s\"",
+            )],
+        ),
+        (
+            "retry(3)",
+            &[(
+                "expected `option = value`, found a number",
+                "write `max_attempts = 3` behind the parentheses, and `first = \"200ms\"` in them",
+                "3",
+            )],
+        ),
+        (
+            "retry(first = \"1s\", \"5m\")",
+            &[(
+                "expected `option = value`, found a string",
+                "remove it, or say which option it is",
+                "\"5m\"",
+            )],
+        ),
+        (
+            "retry(first)",
+            &[("`first` needs a value", "`first = \"200ms\"`", "first")],
+        ),
+        (
+            "retry(longest: \"5m\")",
+            &[("`longest` is written with `=`", "`longest = \"5m\"`", ":")],
+        ),
+        (
+            "retry(delay = \"1s\")",
+            &[(&unknown("delay"), first, "delay")],
+        ),
+        ("retry(min = \"1s\")", &[(&unknown("min"), first, "min")]),
+        ("retry(max = \"1s\")", &[(&unknown("max"), longest, "max")]),
+        (
+            "retry(maxDelay = \"1s\")",
+            &[(&unknown("maxDelay"), longest, "maxDelay")],
+        ),
+        (
+            "retry(frist = \"1s\")",
+            &[(&unknown("frist"), "did you mean `first`?", "frist")],
+        ),
+        (
+            "retry(first = \"1s\", attempts = 5)",
+            &[(
+                &unknown("attempts"),
+                "write it behind the parentheses: `, max_attempts = 5`",
+                "attempts",
+            )],
+        ),
+        (
+            "retry(first = \"1s\", timeout = \"5s\")",
+            &[(
+                &unknown("timeout"),
+                "write it behind the parentheses: `, timeout = \"30s\"`",
+                "timeout",
+            )],
+        ),
+        (
+            "retry(retry = \"1s\")",
+            &[(
+                &unknown("retry"),
+                "the options are `first`, `longest`",
+                "retry",
+            )],
+        ),
+        (
+            "retry(first = \"1s\" longest = \"5m\")",
+            &[(
+                "expected `,` before `longest`",
+                "write `, longest`",
+                "longest",
+            )],
+        ),
+        (
+            "retry(first = \"1s\", first = \"2s\")",
+            &[("`first` is given twice", "keep one", "first")],
+        ),
+    ]);
+}
+
+#[test]
+fn the_delays_of_a_retry_are_bounded() {
+    for (part, value, headline, help) in [
+        (
+            "first",
+            "200",
+            "durations need a unit, found `200`",
+            "`first = \"200ms\"`",
+        ),
+        (
+            "longest",
+            "\"300\"",
+            "durations need a unit, found `300`",
+            "`longest = \"5m\"`",
+        ),
+        (
+            "first",
+            "\"0s\"",
+            "a first delay of `0s` is none, and none grows from it",
+            "`first = \"200ms\"`",
+        ),
+        (
+            "longest",
+            "0",
+            "a longest delay of `0` leaves no delay at all",
+            "`longest = \"5m\"`",
+        ),
+        (
+            "first",
+            "\"25h\"",
+            "`25h` is longer than a message may wait: at most `24h`",
+            "`first = \"24h\"`",
+        ),
+        (
+            "longest",
+            "\"2 days\"",
+            "`2 days` is longer than a message may wait: at most `24h`",
+            "`longest = \"24h\"`",
+        ),
+        (
+            "longest",
+            "\"1d\"",
+            "unknown unit `d` in `1d`: the units are `ms`, `s`, `m`, `h`",
+            "`longest = \"24h\"`",
+        ),
+        (
+            "first",
+            "DELAY",
+            "`first` takes a string literal, not an expression",
+            "write `first = \"200ms\"`",
+        ),
+    ] {
+        assert_retries(&[(
+            &format!("retry({part} = {value})"),
+            &[(headline, help, value)],
+        )]);
+    }
+    let longer = "the first delay of `10m` is longer than the longest, `300s`";
+    let help = "write `longest = \"10m\"`, or a shorter `first`";
+    assert_retries(&[
+        (
+            "retry(first = \"10m\", longest = \"300s\")",
+            &[(longer, help, "\"10m\"")],
+        ),
+        (
+            "retry(longest = \"300s\", first = \"10m\"), timeout = 5",
+            &[
+                (longer, help, "\"10m\""),
+                (
+                    "durations need a unit, found `5`",
+                    "`timeout = \"5s\"`",
+                    "5",
+                ),
+            ],
+        ),
+        // A delay that is wrong by itself is compared with none.
+        (
+            "retry(first = \"10m\", longest = \"0s\")",
+            &[(
+                "a longest delay of `0s` leaves no delay at all",
+                "`longest = \"5m\"`",
+                "\"0s\"",
+            )],
+        ),
+    ]);
 }
 
 #[test]

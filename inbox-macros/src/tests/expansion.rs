@@ -62,8 +62,8 @@ fn a_handler_with_extractors_and_every_option() {
 #[deprecated]
 #[inbox_handler(
     consumer = "billing", on = ["OrderPlaced", "OrderChanged"], from = "orders", key = "header:x-event-id",
-    timeout = "2m", max_attempts = 3, isolation = "serializable", order_by = "payload:/account", own_transaction = true,
-    crate = crate::facade
+    timeout = "2m", max_attempts = 3, retry(first = "200ms", longest = "5m"), isolation = "serializable",
+    order_by = "payload:/account", own_transaction = true, crate = crate::facade
 )]
 #[cfg(unix)]
 #[cfg_attr(feature = "a", inline, cfg(feature = "b"))]
@@ -251,7 +251,8 @@ fn a_wrong_option_changes_only_itself() {
 fn no_damage_makes_it_panic() {
     let source = r#"
 #[inbox_handler(consumer = "billing", on = ["A", "B"], key = "header:x", timeout = "2m", max_attempts = 3,
-    order_by = "payload:/a", batch(max = 5, linger = "5ms"), own_transaction = false, crate = ::a::b)]
+    retry(first = "1s", longest = "5m"), order_by = "payload:/a", batch(max = 5, linger = "5ms"),
+    own_transaction = false, crate = ::a::b)]
 #[cfg_attr(feature = "a", inline, cfg(feature = "b"))]
 pub(crate) async unsafe extern "C" fn charge<'a, T>(
     OrderPlaced { id }: OrderPlaced, tx: &'a mut Tx<Postgres>, State(rates): State<impl Fn(u8) -> T>, _: Self,

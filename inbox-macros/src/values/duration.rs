@@ -42,6 +42,28 @@ pub(crate) const LINGER: Limits = Limits {
     instead_of_zero: "remove `linger`",
 };
 
+/// How long a message waits after its first failure.
+pub(crate) const FIRST_DELAY: Limits = Limits {
+    longest: LONGEST_OF_DELAYS,
+    longer: "is longer than a message may wait: at most `24h`",
+    unit: "ms",
+    example: "200ms",
+    zero: |given| format!("a first delay of `{given}` is none, and none grows from it"),
+    instead_of_zero: r#"`first = "200ms"`"#,
+};
+
+/// How long a message waits at most after a failure.
+pub(crate) const LONGEST_DELAY: Limits = Limits {
+    longest: LONGEST_OF_DELAYS,
+    longer: "is longer than a message may wait: at most `24h`",
+    unit: "s",
+    example: "5m",
+    zero: |given| format!("a longest delay of `{given}` leaves no delay at all"),
+    instead_of_zero: r#"`longest = "5m"`"#,
+};
+
+const LONGEST_OF_DELAYS: Duration = Duration::from_secs(24 * 60 * 60);
+
 const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
 
 /// What people write for a unit, and for longer ones than there are.
@@ -166,6 +188,11 @@ fn duration(given: &str, limits: &Limits) -> Result<Duration, String> {
         Some(duration) if duration <= limits.longest => Ok(duration),
         _ => Err(too_long()),
     }
+}
+
+/// A duration in any form as it is written within the limits, if it can be guessed.
+pub(crate) fn guessed(given: &str, limits: &Limits) -> Option<String> {
+    meant(given, limits.longest)
 }
 
 /// The duration in the form that is taken, if it can be guessed and is possible.

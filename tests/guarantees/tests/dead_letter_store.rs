@@ -35,6 +35,7 @@ impl<'a, Db: TestDatabase> Keeper<'a, Db> {
         let requisites = Requisites {
             claim_wait: Duration::from_secs(5),
             longest_handler: Duration::from_secs(30),
+            behind_pooler: false,
         };
         let mut conn = sandbox.pool.acquire().await.unwrap();
         let inspection = Db::inspect(&mut conn, &Tables::default(), &requisites)

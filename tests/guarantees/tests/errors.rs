@@ -25,6 +25,17 @@ on_each_database! {
         script.play(&id, tx).await
     }
 
+    #[inbox_handler(consumer = "billing", max_attempts = 5, retry(first = "200ms"))]
+    async fn charge_with_delays(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        script.play(&id, tx).await
+    }
+
     /// A fresh database and a worker on it.
     pub(super) async fn stage(script: Script) -> (Sandbox<Db>, Stage) {
         let sandbox = Db::fresh(4).await;
@@ -43,6 +54,41 @@ on_each_database! {
         assert_eq!(stage.script.runs("m-1"), 2);
         assert_eq!(sandbox.dead_letters().await, [""; 0]);
         assert_eq!(sandbox.attempts("m-1").await, 0, "success forgets the failures");
+        stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_failing_message_waits_as_its_handler_says_and_holds_nobody_up() {
+        let sandbox = Db::fresh(4).await;
+        let script = Script::default().always("m-1", [Step::Fail("always")]);
+        // The builder's delays would be over much sooner.
+        let stage = Stage::start(&sandbox.pool, script, charge_with_delays::handler(), |builder| {
+            builder.retry(RetryPolicy::default().first_delay(Duration::from_millis(1)))
+        })
+        .await;
+        let good: Vec<String> = (0..20).map(|n| format!("good-{n}")).collect();
+        stage.publish("m-1");
+        for id in &good {
+            stage.publish(id);
+        }
+        eventually("the good ones are acked", || async { good.iter().all(|id| stage.acks(id) == 1) }).await;
+        let runs_before = stage.script.runs("m-1");
+        all_acked(&stage.broker).await;
+        assert!(runs_before < *runs(5).end(), "the good ones waited for the retries");
+        for id in &good {
+            sandbox.assert_stored_once(id).await;
+        }
+        let starts = stage.script.starts("m-1");
+        assert_runs(starts.len(), 5, "max_attempts is 5");
+        // Each wait is at least its step: 200, 400, 800, 1600 ms. There is none before it is alone.
+        let alone = &starts[starts.len() - 5..];
+        for (n, pair) in alone.windows(2).enumerate() {
+            let gap = pair[1] - pair[0];
+            assert!(gap >= Duration::from_millis(200 << n), "wait {n} is too short: {gap:?}");
+        }
+        assert_eq!(sandbox.dead_letters().await, ["attempts_exhausted"]);
+        assert_eq!(stage.acks("m-1"), 1);
+        assert_eq!(sandbox.ledger_rows("m-1").await + sandbox.claims("m-1").await, 0);
         stage.stop().await;
     }
 

@@ -12,8 +12,8 @@ use inbox_guarantees::{
 };
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{
-    Attempt, HandlerError, Inbox, InboxBuilder, MessageId, PurgePolicy, RetryPolicy, Tx,
-    inbox_handler,
+    Attempt, Capabilities, HandlerError, Inbox, InboxBuilder, MessageId, PurgePolicy, RetryPolicy,
+    Tx, inbox_handler,
 };
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgPool, Postgres, Row as _};
@@ -162,8 +162,14 @@ async fn a_failure_is_counted_and_an_escape_is_told() {
     let sandbox = Postgres::fresh(2).await;
     let pool = pool(through_pooler(&sandbox).statement_cache_capacity(0));
     let broker = MemoryBroker::new();
+    // Without delays of the broker, what failed waits in the database.
+    let source = broker
+        .source("orders")
+        .behave_as(Capabilities::new().counts_hand_backs(false));
     let inbox = builder(pool.clone())
-        .source("orders", broker.source("orders"))
+        .source("orders", source)
+        .longest_hold(Duration::from_millis(1))
+        .poll_interval(Duration::from_millis(50))
         .serve(charge::handler())
         .serve(second_time_lucky::handler())
         .serve(commit::handler())
@@ -180,6 +186,15 @@ async fn a_failure_is_counted_and_an_escape_is_told() {
     all_acked(&broker).await;
     broker.publish("orders", order("escaping").message_type("Escaping"));
     all_acked(&broker).await;
+    eventually("what failed is tried again", || async {
+        sandbox.ledger_total().await == 41
+    })
+    .await;
+    let waiting = "SELECT count(*) FROM inbox_messages";
+    eventually("nothing waits", || async {
+        Postgres::number(&sandbox.pool, waiting).await == 0
+    })
+    .await;
     running.stop().await;
     for n in 0..20 {
         sandbox.assert_stored_once(&format!("m-{n}")).await;

@@ -61,7 +61,7 @@ on_each_database! {
         Ok(())
     }
 
-    #[inbox_handler(consumer = "elsewhere", from = "oders")]
+    #[inbox_handler(consumer = "elsewhere", from = "oders", retry(first = "2s"))]
     async fn from_nowhere(_order: OrderPlaced, _tx: &mut Tx<Db>) -> Result<(), HandlerError> {
         Ok(())
     }
@@ -135,6 +135,7 @@ on_each_database! {
         assert_told(&refused, &["prefetch(0)"]);
         assert_told(&refused, &["at most 3 connections", "need 9"]);
         assert_told(&refused, &["retry delay", "60s", "1s"]);
+        assert_told(&refused, &["::from_nowhere`", here, "2s", "builder's longest of 1s"]);
         assert_told(&refused, &["transient_runs(0)"]);
         for limit in ["claim_wait(", "commit_wait(", "grace(", "longest_hold(", "broken_after(", "messages_per_transaction("] {
             assert_told(&refused, &[limit]);

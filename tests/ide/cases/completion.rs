@@ -121,6 +121,27 @@ async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Result<(), Handler
         offered: FIELDS,
     },
     Completion {
+        name: "the message after half an option in the parentheses of the retries",
+        text: r#"
+#[inbox_handler(consumer = "billing", retry(first = "200ms", longest = ))]
+async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+    order.$0
+}
+"#,
+        offered: FIELDS,
+    },
+    Completion {
+        name: "the transaction after delays that contradict each other",
+        text: r#"
+#[inbox_handler(consumer = "billing", retry(first = "5m", longest = "5s"))]
+async fn charge(order: OrderPlaced, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+    tx.$0
+    Ok(())
+}
+"#,
+        offered: TRANSACTION,
+    },
+    Completion {
         name: "the transaction under an attribute without options",
         text: r#"
 #[inbox_handler]

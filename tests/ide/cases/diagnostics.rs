@@ -4,7 +4,7 @@ pub(crate) const DIAGNOSTICS: &[Diagnostic] = &[
     Diagnostic {
         name: "nothing in a complete application",
         text: r#"
-#[inbox_handler(consumer = "billing", on = "OrderPlaced", timeout = "5s", max_attempts = 3)]
+#[inbox_handler(consumer = "billing", on = "OrderPlaced", timeout = "5s", max_attempts = 3, retry(first = "1s", longest = "5m"))]
 pub async fn charge(
     order: OrderPlaced,
     tx: &mut Tx<Postgres>,

@@ -51,7 +51,7 @@ pub async fn empty(_order: Order, _tx: &mut Tx<Postgres>) -> Result<(), HandlerE
 }
 
 /// An early return.
-#[inbox_handler(consumer = "early", on = ["OrderPlaced", "OrderChanged"], from = "orders", timeout = "5s", max_attempts = 3)]
+#[inbox_handler(consumer = "early", on = ["OrderPlaced", "OrderChanged"], from = "orders", timeout = "5s", max_attempts = 3, retry(first = "1s", longest = "5m"))]
 pub async fn early_return(order: Order, tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
     if order.cents < 0 {
         return Err(HandlerError::reject("negative"));

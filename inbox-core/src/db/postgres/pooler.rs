@@ -1,9 +1,11 @@
 //! Poolers that give each transaction another session of the server: PgBouncer in transaction mode.
 
 use sqlx::postgres::PgConnection;
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
+use sqlx::{
+    AssertSqlSafe, Connection as _, Executor as _, PgPool, Postgres, Row as _, Transaction,
+};
 
-use super::{Nonce, run};
+use super::{Nonce, PostgresStatements, run};
 use crate::db::Finding;
 
 /// How often a session that was there before is looked for.
@@ -91,6 +93,40 @@ pub(super) async fn share_sessions(pool: &PgPool) -> Result<bool, sqlx::Error> {
         }
     }
     Ok(false)
+}
+
+/// A connection for a statement of ours that needs no transaction. With parameters it takes two messages to the server,
+/// and behind a pooler only a transaction brings both to the same session.
+pub(super) enum OneSession<'c> {
+    Own(&'c mut PgConnection),
+    Borrowed(Transaction<'c, Postgres>),
+}
+
+impl<'c> OneSession<'c> {
+    pub(super) async fn of(
+        conn: &'c mut PgConnection,
+        statements: &PostgresStatements,
+    ) -> Result<Self, sqlx::Error> {
+        Ok(if statements.behind_pooler {
+            Self::Borrowed(conn.begin().await?)
+        } else {
+            Self::Own(conn)
+        })
+    }
+
+    pub(super) fn get(&mut self) -> &mut PgConnection {
+        match self {
+            Self::Own(conn) => conn,
+            Self::Borrowed(tx) => tx,
+        }
+    }
+
+    pub(super) async fn end(self) -> Result<(), sqlx::Error> {
+        match self {
+            Self::Own(_) => Ok(()),
+            Self::Borrowed(tx) => tx.commit().await,
+        }
+    }
 }
 
 /// The one text that a query answers.

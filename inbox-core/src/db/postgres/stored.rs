@@ -4,6 +4,7 @@ use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{Postgres, Row as _};
 
 use super::PostgresStatements;
+use super::pooler::OneSession;
 use crate::db::Statement;
 use crate::db::stored::{
     Lease, LeaseTerms, LeasedMessage, MessageStore, WaitingMessage, microseconds, new_token,
@@ -97,14 +98,16 @@ impl MessageStore for Postgres {
         terms: &LeaseTerms<'_>,
     ) -> Result<Vec<LeasedMessage>, sqlx::Error> {
         let token = new_token();
+        let mut conn = OneSession::of(conn, statements).await?;
         let rows = sqlx::query(statements.stored.lease.text())
             .bind(terms.consumers)
             .bind(terms.worker)
             .bind(&token)
             .bind(microseconds(terms.duration))
             .bind(i64::try_from(terms.most).unwrap_or(i64::MAX))
-            .fetch_all(conn)
+            .fetch_all(conn.get())
             .await?;
+        conn.end().await?;
         rows.iter().map(|row| leased(row, &token)).collect()
     }
 
@@ -113,10 +116,12 @@ impl MessageStore for Postgres {
         statements: &PostgresStatements,
         consumers: &[&str],
     ) -> Result<Option<Duration>, sqlx::Error> {
+        let mut conn = OneSession::of(conn, statements).await?;
         let left: Option<i64> = sqlx::query_scalar(statements.stored.next_due.text())
             .bind(consumers)
-            .fetch_optional(conn)
+            .fetch_optional(conn.get())
             .await?;
+        conn.end().await?;
         Ok(left.map(remaining))
     }
 
@@ -127,12 +132,13 @@ impl MessageStore for Postgres {
     ) -> Result<(), sqlx::Error> {
         let rows: Vec<i64> = leases.iter().map(|lease| lease.row).collect();
         let tokens: Vec<&str> = leases.iter().map(|lease| lease.token.as_str()).collect();
+        let mut conn = OneSession::of(conn, statements).await?;
         sqlx::query(statements.stored.remove.text())
             .bind(rows)
             .bind(tokens)
-            .execute(conn)
+            .execute(conn.get())
             .await?;
-        Ok(())
+        conn.end().await
     }
 
     async fn release(
@@ -141,13 +147,14 @@ impl MessageStore for Postgres {
         lease: &Lease,
         delay: Duration,
     ) -> Result<(), sqlx::Error> {
+        let mut conn = OneSession::of(conn, statements).await?;
         sqlx::query(statements.stored.release.text())
             .bind(lease.row)
             .bind(&lease.token)
             .bind(microseconds(delay))
-            .execute(conn)
+            .execute(conn.get())
             .await?;
-        Ok(())
+        conn.end().await
     }
 }
 

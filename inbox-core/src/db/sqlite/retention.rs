@@ -149,7 +149,10 @@ mod tests {
                 let plan = plan(&mut conn, statement).await;
                 assert!(plan.iter().any(|step| step.contains(index)), "{plan:#?}");
                 for step in &plan {
-                    let is_whole = step.starts_with("SCAN") && !step.contains("examined");
+                    // The rows examined may be, which are few.
+                    let is_whole = step.strip_prefix("SCAN ").is_some_and(|what| {
+                        !what.starts_with("examined") && !what.starts_with('(')
+                    });
                     let sorts = step.contains("TEMP B-TREE");
                     assert!(!is_whole && !sorts, "{step} in {plan:#?}");
                 }

@@ -1,8 +1,8 @@
 /* #[deprecated]
 #[inbox_handler(
     consumer = "billing", on = ["OrderPlaced", "OrderChanged"], from = "orders", key = "header:x-event-id",
-    timeout = "2m", max_attempts = 3, isolation = "serializable", order_by = "payload:/account", own_transaction = true,
-    crate = crate::facade
+    timeout = "2m", max_attempts = 3, retry(first = "200ms", longest = "5m"), isolation = "serializable",
+    order_by = "payload:/account", own_transaction = true, crate = crate::facade
 )]
 #[cfg(unix)]
 #[cfg_attr(feature = "a", inline, cfg(feature = "b"))]
@@ -50,6 +50,11 @@ const _: () = {
             .key(__inbox::__private::DedupKey::Header("x-event-id"))
             .timeout(::core::time::Duration::from_millis(120000u64))
             .max_attempts(3u32)
+            .retry(
+                __inbox::__private::RetryDelays::new()
+                    .first(::core::time::Duration::from_millis(200u64))
+                    .longest(::core::time::Duration::from_millis(300000u64)),
+            )
             .isolation(__inbox::__private::Isolation::Serializable)
             .order_by(__inbox::__private::OrderBy::Payload("/account"))
             .own_transaction(true);

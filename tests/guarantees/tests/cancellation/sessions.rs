@@ -97,6 +97,7 @@ impl<Db: TestDatabase> Bench<Db> {
         let requisites = Requisites {
             claim_wait,
             longest_handler: Duration::from_secs(30),
+            behind_pooler: false,
         };
         let mut conn = sandbox.pool.acquire().await.unwrap();
         let found = Db::inspect(&mut conn, &Tables::default(), &requisites).await;
@@ -189,7 +190,7 @@ on_each_database! {
                 session.roll_back().await?;
                 session.trace(a, None).await?;
                 session.begin(&bench.begin).await?;
-                session.record_failure(a, &FailureText::new("it fails")).await?;
+                session.record_failure(a, &FailureText::new("it fails"), false).await?;
                 session.commit().await?;
                 session.claim(&bench.claims(&claims[..1])).await?;
                 book(&mut session, &ids[0]).await?;
@@ -211,7 +212,7 @@ on_each_database! {
         let key = claims[0].key();
         let text = FailureText::new("it fails");
         session.claim(&bench.claims(claims)).await?;
-        let attempts = session.record_failure(key, &text).await?;
+        let attempts = session.record_failure(key, &text, false).await?;
         let mut letter = DeadLetter::new("orders", envelope, DeadLetterReason::Rejected, &text);
         letter.consumer = Some(CONSUMER);
         letter.id = Some(key.message_id);
