@@ -46,7 +46,11 @@ impl HandlerError {
         }
     }
 
-    /// The handler failed and asks for the next try no earlier than after `delay`.
+    /// The longest delay that is waited for: ten years.
+    pub const LONGEST_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+    /// The handler failed and asks for the next try no earlier than after `delay`, or after
+    /// [`LONGEST_DELAY`](Self::LONGEST_DELAY) where it asks for more.
     pub fn retry_after(delay: Duration, source: impl Into<BoxError>) -> Self {
         Self {
             source: source.into(),

@@ -331,6 +331,18 @@ impl<Db: InboxDatabase> Session<Db> {
         Db::store_message(self.tx.conn(), &self.layout.statements, message, delay).await
     }
 
+    /// The payload of a message that waits in the database, or is in work from there, under a key.
+    ///
+    /// # Errors
+    ///
+    /// What the database answers.
+    pub async fn waiting_payload(
+        &mut self,
+        key: ClaimKey<'_>,
+    ) -> Result<Option<Vec<u8>>, sqlx::Error> {
+        Db::waiting_payload(self.tx.conn(), &self.layout.statements, key).await
+    }
+
     /// What kind of database error made a handler fail, if one did: found in the source chain of what it
     /// returned, or remembered by [`Tx`] from its last statement.
     #[must_use]

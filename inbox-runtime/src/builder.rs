@@ -29,6 +29,9 @@ use crate::worker::Shared;
 /// What is added to a handler's time limit before the server ends an idle transaction by itself.
 const IDLE_MARGIN: Duration = Duration::from_secs(30);
 
+/// How long a claim waits for a copy elsewhere while every other worker waits for it.
+const CLAIM_WAIT_ALONE: Duration = Duration::from_millis(50);
+
 /// How many messages share a transaction if nothing else is said.
 const SHARING: usize = 16;
 
@@ -716,15 +719,18 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             let consumer = ConsumerName::new(spec.consumer).map_err(|error| BuildError {
                 problems: vec![error.to_string()],
             })?;
-            let begin = layout.begin_text(&options(
-                spec.isolation,
-                spec.timeout.saturating_add(IDLE_MARGIN),
-            ));
+            let of_handler = options(spec.isolation, spec.timeout.saturating_add(IDLE_MARGIN));
+            let begin = layout.begin_text(&of_handler);
+            let begin_alone = layout.begin_text(&TransactionOptions {
+                claim_wait: self.claim_wait.min(CLAIM_WAIT_ALONE),
+                ..of_handler
+            });
             handlers.push(Arc::new(Registered::new(
                 consumer,
                 spec,
                 handler,
                 begin,
+                begin_alone,
                 self.retry,
                 self.sharing(concurrency.get()),
             )));

@@ -627,6 +627,13 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
             forgot_failures =
                 Db::forget_failures_of_dead_letter(session.tx(), statements, key).await?;
         }
+        // A replay that failed may have opened it again since it was looked at: then it is the message's only place.
+        let is_same = Db::lock_dead_letter(session.tx(), statements, id)
+            .await?
+            .is_some_and(|now| now.is_open() == entry.is_open());
+        if !is_same {
+            return Err(DeadLetterError::Busy { id, source: None });
+        }
         if !Db::remove_dead_letter(session.tx(), statements, id).await? {
             return Err(DeadLetterError::Unknown { id });
         }

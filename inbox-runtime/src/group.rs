@@ -640,6 +640,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 registered: &group.handler,
                 id: &group.members[*member].admitted.id,
                 transient_runs: 0,
+                uncounted_tries: 0,
                 is_start_counted: AtomicBool::new(false),
             };
             let failure = Failure::of_handler(FailureText::new(
@@ -731,6 +732,7 @@ impl<Db: InboxDatabase> Shared<Db> {
             registered: &group.handler,
             id: &group.members[*member].admitted.id,
             transient_runs: 0,
+            uncounted_tries: 0,
             is_start_counted: AtomicBool::new(false),
         };
         if group.handler.spec.batch.is_some() {

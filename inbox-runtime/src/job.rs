@@ -190,6 +190,11 @@ impl<Db: InboxDatabase> Job<Db> {
                 Destination::Handlers(handlers) => {
                     Work::Shares(handlers.into_iter().map(Share::of).collect())
                 }
+                // A person wants it to be processed: this is the wrong process for that.
+                Destination::Ignored if stored.is_some() => Work::Unroutable {
+                    reason: "messages of its type are ignored".to_owned(),
+                    tries: 0,
+                },
                 Destination::Ignored => Work::Ignore,
                 Destination::Unknown { reason } => Work::Unroutable { reason, tries: 0 },
             },
@@ -256,11 +261,17 @@ impl<Db: InboxDatabase> Job<Db> {
         self.is_kept |= matches!(status, Status::Done(Outcome::Dead | Outcome::Parked));
     }
 
-    /// Whether a consumer whose handler failed has it wait in the database: a delay that the broker cannot grant, and
-    /// that is too long for a place in the prefetch.
-    pub(crate) fn must_park(&self, delay: Duration, longest_hold: Duration) -> bool {
+    /// Whether a consumer has it wait in the database: a delay that the broker cannot grant, or not without counting it
+    /// against a message that was not to blame, and that is too long for a place in the prefetch.
+    pub(crate) fn must_park(
+        &self,
+        delay: Duration,
+        longest_hold: Duration,
+        is_to_blame: bool,
+    ) -> bool {
         let capabilities = &self.route.capabilities;
         let broker_can_wait = !self.is_kept
+            && (is_to_blame || !capabilities.counts_hand_backs)
             && capabilities
                 .longest_delay
                 .is_some_and(|longest| delay <= longest);

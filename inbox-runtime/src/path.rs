@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use inbox_core::{
     CallError, Claim, ClaimKey, Claimed, Claims, Counted, DeadLetter, DeadLetterReason, ErrorClass,
-    Existing, ExistingEntry, FailureText, IdProblem, InboxDatabase, Incoming, Kept, MessageId,
-    Sealed, Session, StateMap, TraceOfClaim, WaitingMessage,
+    Existing, ExistingEntry, FailureText, HandlerError, IdProblem, InboxDatabase, Incoming, Kept,
+    MessageId, Sealed, Session, StateMap, TraceOfClaim, WaitingMessage,
 };
 use tracing::Instrument as _;
 
@@ -84,6 +84,7 @@ pub(crate) struct Attempt<'a, Db: InboxDatabase> {
     pub(crate) registered: &'a Registered<Db>,
     pub(crate) id: &'a MessageId,
     pub(crate) transient_runs: u32,
+    pub(crate) uncounted_tries: u32,
     /// Whether a start of it is counted that has not come to its end. Set and read by one task.
     pub(crate) is_start_counted: AtomicBool,
 }
@@ -171,6 +172,16 @@ struct Won {
     counted: Counted,
     /// What recognises the transaction that made the claim.
     mark: Option<String>,
+}
+
+impl Won {
+    /// What was counted against the message before this attempt. Its own start may be gone from the count already, when
+    /// forgetting it was not answered.
+    fn before<Db: InboxDatabase>(&self, attempt: &Attempt<'_, Db>) -> u32 {
+        self.counted
+            .all()
+            .saturating_sub(u32::from(attempt.has_counted_start()))
+    }
 }
 
 /// What is held against a message after its handler did not succeed.
@@ -317,6 +328,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             registered: &registered,
             id: &id,
             transient_runs: share.transient_runs,
+            uncounted_tries: share.uncounted_tries,
             is_start_counted: AtomicBool::new(share.is_start_counted),
         };
         let ending = async {
@@ -351,12 +363,14 @@ impl<Db: InboxDatabase> Worker<Db> {
                     return Ending::Stopping;
                 };
                 shared.hook.reach(Step::BeforeClaim, attempt.id.as_str());
+                // Whoever has the process for itself does not wait for a copy elsewhere.
+                let begin = if self.is_alone {
+                    &attempt.registered.begin_alone
+                } else {
+                    &attempt.registered.begin
+                };
                 shared
-                    .claim(
-                        session,
-                        &attempt.registered.begin,
-                        std::slice::from_ref(&claim),
-                    )
+                    .claim(session, begin, std::slice::from_ref(&claim))
                     .await
                     .sole()
             }
@@ -369,7 +383,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 ..
             }) => return self.keep_beside(session, attempt, counted.all()).await,
             Ok(Claimed::Won { kept: Some(_), .. }) if !attempt.job.is_stored() => {
-                return self.parked_already(session).await;
+                return self.parked_already(session, attempt).await;
             }
             Ok(Claimed::Won { counted, mark, .. }) => Won { counted, mark },
             Ok(_) => {
@@ -402,7 +416,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         shared.hook.reach(Step::AfterClaim, attempt.id.as_str());
 
         // A crash may have come between the last failure and its dead letter, or have been the message's doing.
-        let before = won.counted.all() - u32::from(attempt.has_counted_start());
+        let before = won.before(attempt);
         if before >= spec.max_attempts
             && !attempt.registered.tally.seems_broken(shared.broken_after)
         {
@@ -591,6 +605,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             company = self.shared.solitude.alone() => company,
         };
         self.company = company;
+        self.is_alone = true;
         self.record_start(attempt, None).await?;
         Ok(())
     }
@@ -665,13 +680,13 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
     }
 
-    /// Another message under the id was processed: this one is kept for a person. The claim of the other one stays.
+    /// Another message under the id was processed, or will be: this one is kept for a person.
     async fn keep_collision(&mut self, attempt: &Attempt<'_, Db>) -> Ending {
         let failure = Failure {
             reason: DeadLetterReason::Collision,
             ..Failure::of_handler(FailureText::new(
-                "another message under this id, with another payload, was processed: the id is not unique, or the \
-                 producer changed the message between two sends",
+                "another message under this id, with another payload, was processed or waits for its next attempt: the \
+                 id is not unique, or the producer changed the message between two sends",
             ))
         };
         self.keep_without_claim(&letter(attempt, &failure, 0)).await
@@ -801,8 +816,19 @@ impl<Db: InboxDatabase> Worker<Db> {
                     failure = failure.text.as_str(),
                     "the database was not available to the handler"
                 );
-                self.session = Some(session);
-                return Ending::uncounted(Why::Infrastructure);
+                // Ours is: perhaps it was another one, and that can take long.
+                let delay = backoff::elsewhere(attempt.uncounted_tries.saturating_add(1));
+                if !attempt
+                    .job
+                    .must_park(delay, self.shared.longest_hold, false)
+                {
+                    self.session = Some(session);
+                    return Ending::Uncounted {
+                        delay: Some(delay),
+                        why: Why::Infrastructure,
+                    };
+                }
+                return self.park(session, attempt, delay).await;
             }
             _ => {}
         }
@@ -810,6 +836,19 @@ impl<Db: InboxDatabase> Worker<Db> {
             return self
                 .keep(session, attempt, &failure, won.counted.attempts)
                 .await;
+        }
+        let is_last = won.before(attempt).saturating_add(1) >= registered.spec.max_attempts;
+        if is_last && registered.tally.seems_broken(self.shared.broken_after) {
+            // Not counted, so that the message has a try left when the handler works again.
+            tracing::error!(
+                consumer = %registered.consumer,
+                message_id = %attempt.id,
+                in_a_row = self.shared.broken_after,
+                failure = failure.text.as_str(),
+                "so many messages failed in a row that the handler or what it needs is to blame: no more dead \
+                 letters until one succeeds; the messages are kept and tried again"
+            );
+            return self.wait(session, attempt, registered.retry.longest).await;
         }
         let ends_start = attempt.has_counted_start();
         let recorded = async {
@@ -837,17 +876,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         );
         if failures < registered.spec.max_attempts {
             let delay = registered.retry.after_failure(failures);
-            let delay = failure.delay.map_or(delay, |asked| asked.max(delay));
-            return self.wait(session, attempt, delay).await;
-        }
-        if registered.tally.seems_broken(self.shared.broken_after) {
-            tracing::error!(
-                consumer = %registered.consumer,
-                in_a_row = self.shared.broken_after,
-                "so many messages failed in a row that the handler or what it needs is to blame: no more dead \
-                 letters until one succeeds; the messages are kept and tried again"
-            );
-            let delay = registered.retry.longest;
+            let delay = failure.delay.map_or(delay, |asked| {
+                asked.max(delay).min(HandlerError::LONGEST_DELAY)
+            });
             return self.wait(session, attempt, delay).await;
         }
         self.keep(session, attempt, &failure, failures).await
@@ -860,10 +891,20 @@ impl<Db: InboxDatabase> Worker<Db> {
         attempt: &Attempt<'_, Db>,
         delay: Duration,
     ) -> Ending {
-        if !attempt.job.must_park(delay, self.shared.longest_hold) {
+        if !attempt.job.must_park(delay, self.shared.longest_hold, true) {
             self.session = Some(session);
             return Ending::Failed { delay };
         }
+        self.park(session, attempt, delay).await
+    }
+
+    /// Lets a message wait in the database.
+    async fn park(
+        &mut self,
+        session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        delay: Duration,
+    ) -> Ending {
         let claim = Claim::new(attempt.key(), &attempt.job.envelope);
         let shared = Arc::clone(&self.shared);
         let claims = std::slice::from_ref(&claim);
@@ -877,6 +918,9 @@ impl<Db: InboxDatabase> Worker<Db> {
                 counted,
                 ..
             }) => return self.keep_beside(session, attempt, counted.all()).await,
+            Ok(Claimed::Won { kept: Some(_), .. }) => {
+                return self.parked_already(session, attempt).await;
+            }
             Ok(Claimed::Won { .. }) => {}
             Ok(_) => return self.duplicate(session, attempt, &claim).await,
             Err(fault) => return self.not_claimed(session, fault).await,
@@ -906,8 +950,23 @@ impl<Db: InboxDatabase> Worker<Db> {
 
     /// A copy of a message that waits for its next attempt in the database: that one will be tried, this one is not
     /// needed.
-    async fn parked_already(&mut self, session: Session<Db>) -> Ending {
+    async fn parked_already(
+        &mut self,
+        mut session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+    ) -> Ending {
+        let reading = session.waiting_payload(attempt.key());
+        let parked = match limited(STATEMENT_LIMIT, "reading the parked message", reading).await {
+            Ok(parked) => parked,
+            Err(fault) => return uncounted("reading the parked message", &fault),
+        };
         self.put_back(session).await;
+        if parked.is_some_and(|parked| parked != attempt.job.envelope.payload) {
+            if self.shared.keep_collisions {
+                return self.keep_collision(attempt).await;
+            }
+            tell_collision(&attempt.key(), "waits for its next attempt");
+        }
         Ending::Done(Outcome::Parked)
     }
 
@@ -1349,14 +1408,19 @@ pub(crate) fn compare_payloads(
         if keep_collisions {
             return Comparison::Collides;
         }
-        tracing::error!(
-            consumer = claim.key().consumer,
-            message_id = claim.key().message_id,
-            "another payload under an id that was processed before: the id is not unique, or the \
-             producer changed the message between two sends; it is skipped as a duplicate"
-        );
+        tell_collision(&claim.key(), "was processed before");
     }
     Comparison::Known
+}
+
+/// The id is not unique, and nobody asked for the second message to be kept.
+fn tell_collision(key: &ClaimKey<'_>, what_the_other_one_does: &str) {
+    tracing::error!(
+        consumer = key.consumer,
+        message_id = key.message_id,
+        "another payload under an id that {what_the_other_one_does}: the id is not unique, or the producer changed the \
+         message between two sends; it is skipped as a duplicate"
+    );
 }
 
 /// Why a message is given up without another try.

@@ -20,6 +20,8 @@ pub(crate) struct Registered<Db: InboxDatabase> {
     pub(crate) handler: Box<dyn Callable<Db>>,
     /// The text that begins its transactions.
     pub(crate) begin: Arc<str>,
+    /// The same for one that hardly waits for a copy in work elsewhere.
+    pub(crate) begin_alone: Arc<str>,
     /// What became of its messages.
     pub(crate) tally: Arc<Tally>,
     /// How long its messages wait after a failure: as it says, else as the builder does.
@@ -34,6 +36,7 @@ impl<Db: InboxDatabase> Registered<Db> {
         spec: HandlerSpec,
         handler: Box<dyn Callable<Db>>,
         begin: Arc<str>,
+        begin_alone: Arc<str>,
         retry: RetryPolicy,
         messages_per_transaction: PerTransaction,
     ) -> Self {
@@ -47,6 +50,7 @@ impl<Db: InboxDatabase> Registered<Db> {
             spec,
             handler,
             begin,
+            begin_alone,
             tally: Arc::default(),
             retry: retry.of_handler(spec.retry),
             sharing,

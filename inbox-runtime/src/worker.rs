@@ -86,6 +86,8 @@ pub(crate) struct Worker<Db: InboxDatabase> {
     pub(crate) unflushed: Unflushed<Db>,
     /// The right to have handlers run: a share of it, or all where a message runs alone.
     pub(crate) company: Option<OwnedSemaphorePermit>,
+    /// Whether that is all of it.
+    pub(crate) is_alone: bool,
 }
 
 impl<Db: InboxDatabase> Worker<Db> {
@@ -104,6 +106,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             may_look_ahead: false,
             unflushed: Unflushed::new(shared.ack_after_flush),
             company: None,
+            is_alone: false,
             shared,
         }
     }
@@ -150,6 +153,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             // What is claimed already is not kept waiting for somebody who wants to be alone.
             if self.ahead_opened.is_none() {
                 self.company = None;
+                self.is_alone = false;
             }
         }
         if let Some(job) = self.put_off.take() {

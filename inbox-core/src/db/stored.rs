@@ -21,6 +21,13 @@ pub trait MessageStore: Dialect {
         delay: Duration,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
+    /// The payload of a message that waits or is in work, if there is one under the key.
+    fn waiting_payload(
+        conn: &mut Self::Connection,
+        statements: &Self::Statements,
+        key: ClaimKey<'_>,
+    ) -> impl Future<Output = Result<Option<Vec<u8>>, sqlx::Error>> + Send;
+
     /// Leases messages that are due, and those whose lease has run out. Commits by itself.
     fn lease(
         conn: &mut Self::Connection,

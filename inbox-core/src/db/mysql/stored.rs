@@ -5,11 +5,11 @@ use sqlx::{AssertSqlSafe, Connection as _, MySql, Row as _};
 
 use super::session::text_of;
 use super::{MySqlStatements, write_hex};
-use crate::db::Statement;
 use crate::db::stored::{
     Lease, LeaseTerms, LeasedMessage, MessageStore, WaitingMessage, microseconds, new_token,
     remaining,
 };
+use crate::db::{ClaimKey, Statement};
 use crate::envelope::Envelope;
 
 /// Begins a transaction that locks what it takes and nothing between.
@@ -19,6 +19,7 @@ const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANS
 #[derive(Debug)]
 pub(super) struct StoredStatements {
     store: Statement,
+    waiting_payload: Statement,
     /// Before and after the list of consumers.
     expired: (String, &'static str),
     pending: (String, &'static str),
@@ -52,6 +53,9 @@ impl StoredStatements {
         .map(|(column, value)| format!("{column} = IF(status = 'done', {value}, {column})"))
         .collect();
         Self {
+            waiting_payload: Statement::new(format!(
+                "SELECT payload FROM {messages} WHERE message_id = ? AND consumer_name = ? AND status <> 'done'"
+            )),
             store: Statement::new(format!(
                 "INSERT INTO {messages} (consumer_name, message_id, source, headers, payload, next_attempt_at) \
                  VALUES (?, ?, ?, ?, ?, {now} + INTERVAL ? MICROSECOND) ON DUPLICATE KEY UPDATE {}",
@@ -124,6 +128,18 @@ impl MessageStore for MySql {
             .execute(conn)
             .await?;
         Ok(())
+    }
+
+    async fn waiting_payload(
+        conn: &mut MySqlConnection,
+        statements: &MySqlStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<Option<Vec<u8>>, sqlx::Error> {
+        sqlx::query_scalar(statements.stored.waiting_payload.text())
+            .bind(key.message_id.as_bytes())
+            .bind(key.consumer.as_bytes())
+            .fetch_optional(conn)
+            .await
     }
 
     async fn lease(

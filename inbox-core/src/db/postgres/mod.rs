@@ -742,6 +742,8 @@ impl InboxDatabase for Postgres {
                 // idle_in_transaction_session_timeout, transaction_timeout, idle_session_timeout: what the
                 // message's own slowness does to its connection.
                 Some("25P03" | "25P04" | "57P05") => ErrorClass::Lost,
+                // configuration_limit_exceeded (temp_file_limit): what this message asks for is too much.
+                Some("53400") => ErrorClass::Statement,
                 // admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped; insufficient resources;
                 // connection exceptions; read_only_sql_transaction is judged where it happens.
                 Some(code)

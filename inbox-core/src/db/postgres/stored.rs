@@ -5,17 +5,18 @@ use sqlx::{Postgres, Row as _};
 
 use super::PostgresStatements;
 use super::pooler::OneSession;
-use crate::db::Statement;
 use crate::db::stored::{
     Lease, LeaseTerms, LeasedMessage, MessageStore, WaitingMessage, microseconds, new_token,
     remaining,
 };
+use crate::db::{ClaimKey, Statement};
 use crate::envelope::Envelope;
 
 /// Texts about the table of messages that wait.
 #[derive(Debug)]
 pub(super) struct StoredStatements {
     store: Statement,
+    waiting_payload: Statement,
     lease: Statement,
     next_due: Statement,
     remove: Statement,
@@ -32,6 +33,9 @@ impl StoredStatements {
             )
         };
         Self {
+            waiting_payload: Statement::new(format!(
+                "SELECT payload FROM {messages} WHERE message_id = $1 AND consumer_name = $2 AND status <> 'done'"
+            )),
             store: Statement::new(format!(
                 "INSERT INTO {messages} AS stored (consumer_name, message_id, source, headers, payload, next_attempt_at) \
                  VALUES ($1, $2, $3, $4, $5, {due}) ON CONFLICT (message_id, consumer_name) DO UPDATE SET \
@@ -90,6 +94,18 @@ impl MessageStore for Postgres {
             .execute(conn)
             .await?;
         Ok(())
+    }
+
+    async fn waiting_payload(
+        conn: &mut PgConnection,
+        statements: &PostgresStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<Option<Vec<u8>>, sqlx::Error> {
+        sqlx::query_scalar(statements.stored.waiting_payload.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .fetch_optional(conn)
+            .await
     }
 
     async fn lease(

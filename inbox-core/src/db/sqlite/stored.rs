@@ -4,16 +4,17 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{Row as _, Sqlite};
 
 use super::SqliteStatements;
-use crate::db::Statement;
 use crate::db::stored::{
     Lease, LeaseTerms, LeasedMessage, MessageStore, WaitingMessage, new_token, remaining,
 };
+use crate::db::{ClaimKey, Statement};
 use crate::envelope::Envelope;
 
 /// Texts about the table of messages that wait.
 #[derive(Debug)]
 pub(super) struct StoredStatements {
     store: Statement,
+    waiting_payload: Statement,
     any_to_lease: Statement,
     lease_expired: Statement,
     lease_pending: Statement,
@@ -40,6 +41,9 @@ impl StoredStatements {
             ))
         };
         Self {
+            waiting_payload: Statement::new(format!(
+                "SELECT payload FROM {messages} WHERE message_id = ?1 AND consumer_name = ?2 AND status <> 'done'"
+            )),
             store: Statement::new(format!(
                 "INSERT INTO {messages} AS stored (consumer_name, message_id, source, headers, payload, next_attempt_at) \
                  VALUES (?1, ?2, ?3, ?4, ?5, {due}) ON CONFLICT (message_id, consumer_name) DO UPDATE SET \
@@ -88,6 +92,18 @@ impl MessageStore for Sqlite {
             .execute(conn)
             .await?;
         Ok(())
+    }
+
+    async fn waiting_payload(
+        conn: &mut SqliteConnection,
+        statements: &SqliteStatements,
+        key: ClaimKey<'_>,
+    ) -> Result<Option<Vec<u8>>, sqlx::Error> {
+        sqlx::query_scalar(statements.stored.waiting_payload.text())
+            .bind(key.message_id)
+            .bind(key.consumer)
+            .fetch_optional(conn)
+            .await
     }
 
     async fn lease(
