@@ -301,7 +301,18 @@ enum Dropped {
     RunUntil,
 }
 
-/// Drops an inbox at each packet that the work on `kinds` takes, from the `first` one; how many there are.
+impl Dropped {
+    /// Of so many packets in a row one is dropped at.
+    const fn step<Db: Wired>(self) -> usize {
+        match self {
+            Self::Runtime => Db::STEP,
+            // The workers end in their own time, which takes longer.
+            Self::RunUntil => 3 * Db::STEP,
+        }
+    }
+}
+
+/// Drops an inbox at each packet that the work on `kinds` takes, from the one behind `first` others; how many there are.
 async fn at_each_packet<Db: Wired>(
     dropped: Dropped,
     first: usize,
@@ -318,7 +329,7 @@ async fn at_each_packet<Db: Wired>(
     })
     .await;
     let pool = Db::through(&sandbox, tap.address(), 2);
-    for packets in (first..).step_by(Db::STEP) {
+    for packets in (first..).step_by(dropped.step::<Db>()) {
         let broker = MemoryBroker::new();
         let ids: Vec<String> = kinds
             .iter()
@@ -453,7 +464,7 @@ async fn at_each_packet_in_each_way<Db: Wired>(
     let mut all = Vec::new();
     for kinds in [&["m"][..], &["twice"], &["retry"], &["dead"], &["broken"]] {
         // Elsewhere each time, for they have much in common.
-        let first = all.len() % Db::STEP;
+        let first = all.len() % dropped.step::<Db>();
         all.push(at_each_packet(dropped, first, Way::Alone, kinds, register).await);
     }
     let mut ways = vec![Way::Alone, Way::Shared, Way::Batches];
@@ -463,7 +474,7 @@ async fn at_each_packet_in_each_way<Db: Wired>(
     for way in ways {
         // Claims are made with the commit before them, and duplicates among them.
         let several = &["m", "twice", "m", "broken", "m"];
-        let first = all.len() % Db::STEP;
+        let first = all.len() % dropped.step::<Db>();
         all.push(at_each_packet(dropped, first, way, several, register).await);
     }
     println!("{dropped:?} at so many packets: {all:?}");
