@@ -59,6 +59,7 @@ mod backoff;
 pub mod brokers;
 mod builder;
 mod checks;
+mod connection;
 pub mod dead_letters;
 mod flush;
 mod gate;

@@ -7,6 +7,7 @@ use inbox_core::{ErrorClass, Expiring, InboxDatabase, PurgeBatch, Purged};
 use sqlx::pool::PoolConnection;
 
 use crate::backoff;
+use crate::connection::ClosedUnlessDone;
 use crate::worker::Shared;
 
 /// How long a batch may take before its connection is closed; its statements end earlier.
@@ -197,10 +198,7 @@ impl<Db: InboxDatabase> Purge<Db> {
     }
 
     async fn batch(&self, batch: &PurgeBatch<'_>) -> Result<Purged, Ended> {
-        let mut conn = ClosedUnlessDone {
-            conn: self.connection().await?,
-            is_done: false,
-        };
+        let mut conn = ClosedUnlessDone::new(self.connection().await?);
         let purging =
             tokio::time::timeout(BATCH_LIMIT, self.shared.layout.purge(&mut conn.conn, batch));
         let answer = tokio::select! {
@@ -244,20 +242,6 @@ impl<Db: InboxDatabase> Purge<Db> {
             biased;
             () = self.shared.stop.cancelled() => false,
             () = tokio::time::sleep(wait) => true,
-        }
-    }
-}
-
-/// A connection that goes back to the pool only when its transaction is known to have ended.
-struct ClosedUnlessDone<Db: InboxDatabase> {
-    conn: PoolConnection<Db>,
-    is_done: bool,
-}
-
-impl<Db: InboxDatabase> Drop for ClosedUnlessDone<Db> {
-    fn drop(&mut self) {
-        if !self.is_done {
-            self.conn.close_on_drop();
         }
     }
 }

@@ -18,6 +18,7 @@ use sqlx::pool::PoolConnection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::backoff;
+use crate::connection::ClosedUnlessDone;
 use crate::job::{Job, Stored};
 use crate::queue::Queue;
 use crate::route::Route;
@@ -171,8 +172,10 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
             most: room.len(),
         };
         let statements = self.shared.layout.statements();
-        let mut conn = self.shared.pool.acquire().await?;
-        let leased = Db::lease(&mut conn, statements, &terms).await?;
+        // A stop drops this wherever it waits.
+        let mut conn = ClosedUnlessDone::new(self.shared.pool.acquire().await?);
+        let leased = Db::lease(&mut conn.conn, statements, &terms).await?;
+        conn.is_done = true;
         let is_full = leased.len() >= terms.most;
         for message in leased {
             if let Some(slot) = room.pop() {
@@ -182,7 +185,7 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
         if is_full {
             return Ok(self.shared.poll);
         }
-        let due = Db::next_due(&mut conn, statements, &consumers).await?;
+        let due = Db::next_due(&mut conn.conn, statements, &consumers).await?;
         Ok(due.map_or(self.shared.poll, |due| {
             due.clamp(SHORTEST_PAUSE, self.shared.poll)
         }))
