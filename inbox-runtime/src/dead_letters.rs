@@ -628,10 +628,10 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
                 Db::forget_failures_of_dead_letter(session.tx(), statements, key).await?;
         }
         // A replay that failed may have opened it again since it was looked at: then it is the message's only place.
-        let is_same = Db::lock_dead_letter(session.tx(), statements, id)
+        let now = Db::lock_dead_letter(session.tx(), statements, id)
             .await?
-            .is_some_and(|now| now.is_open() == entry.is_open());
-        if !is_same {
+            .ok_or(DeadLetterError::Unknown { id })?;
+        if now.is_open() != entry.is_open() {
             return Err(DeadLetterError::Busy { id, source: None });
         }
         if !Db::remove_dead_letter(session.tx(), statements, id).await? {

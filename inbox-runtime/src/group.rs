@@ -193,7 +193,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 admitted,
                 mark: None,
             }),
-            Err(Refusal::GateTaken(id)) => self.park(&group.handler.consumer, &id, job),
+            Err(Refusal::GateTaken(id)) => self.wait_at_gate(&group.handler.consumer, &id, job),
             Err(Refusal::NoId(_)) => self.put_off = Some(job),
         }
     }

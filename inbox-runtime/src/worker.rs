@@ -286,14 +286,14 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
         job.work = work;
         match at_gate {
-            Some((consumer, id)) => self.park(&consumer, &id, job),
+            Some((consumer, id)) => self.wait_at_gate(&consumer, &id, job),
             None => self.settle(smallvec![job]).await,
         }
         cut_off
     }
 
     /// Lets a job wait for the copy of its message that is in work.
-    pub(crate) fn park(&self, consumer: &ConsumerName, id: &MessageId, job: Job<Db>) {
+    pub(crate) fn wait_at_gate(&self, consumer: &ConsumerName, id: &MessageId, job: Job<Db>) {
         if let Some(job) = self.shared.gate.park(consumer, id, job) {
             // The holder left in between.
             self.shared.hold.until(Instant::now(), job);
