@@ -93,6 +93,9 @@ async fn all(options: Options) -> ExitCode {
                 eprintln!("error: {name}, {what}: {} more", messages.len() - NAMED);
             }
         }
+        if let Some(log) = &report.log_file {
+            eprintln!("  help: what its consumers logged is in {}", log.display());
+        }
         eprintln!("  help: to repeat it, {}", options.repeat(report.engine));
         code = ExitCode::FAILURE;
     }

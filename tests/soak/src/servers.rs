@@ -10,11 +10,11 @@ use tokio::sync::watch;
 
 use crate::counts::Counts;
 
-/// A server, and how many milliseconds lie between two blows.
+/// A server, and how long it has peace between two blows.
 #[derive(Debug, Clone)]
 pub(crate) struct Victim {
     pub(crate) server: Arc<OwnServer>,
-    pub(crate) peace: Range<u64>,
+    pub(crate) peace: Range<Duration>,
 }
 
 /// What happens to a server.
@@ -34,7 +34,11 @@ pub(crate) async fn strike(
 ) {
     let mut blow = Blow::Crash;
     loop {
-        let peace = Duration::from_millis(rng.u64(victim.peace.clone()));
+        let Range {
+            start,
+            end: longest,
+        } = victim.peace;
+        let peace = start + (longest - start).mul_f64(rng.f64());
         tokio::select! {
             () = tokio::time::sleep(peace) => {}
             _ = end.wait_for(|end| *end) => return,
