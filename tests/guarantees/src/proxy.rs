@@ -18,8 +18,9 @@ const FENCE: &[u8] = b"EXECUTE inbox_fence";
 /// What only work on a message has; until then a session is being prepared.
 const WORK: &[u8] = b"EXECUTE inbox_";
 
-/// COMMIT as MariaDB gets it.
+/// COMMIT as MariaDB gets it, and what only a connection has that was used for work on a message.
 const XA_COMMIT: &[u8] = b"ONE PHASE";
+const XA_WORK: &[u8] = b"claim_nonce) VALUES";
 
 /// What is spoken through the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,6 +202,7 @@ async fn requests(
     let mut fence = Finder::of(FENCE);
     let mut last_commit = Finder::of(COMMIT);
     let mut commit_and_go_on = Finder::of(COMMIT_AND_GO_ON);
+    let mut xa_work = Finder::of(XA_WORK);
     let mut xa_commit = Finder::of(XA_COMMIT);
     let (mut works, mut fenced) = (false, false);
     let mut buffer = [0; 8192];
@@ -210,13 +212,16 @@ async fn requests(
             return Ok(());
         }
         let _ = held.wait_for(|holding| !holding).await;
-        works |= work.complete_in(&buffer[..n]);
+        works |= match language {
+            Language::Postgres => work.complete_in(&buffer[..n]),
+            Language::MySql => xa_work.complete_in(&buffer[..n]),
+        };
         fenced |= fence.complete_in(&buffer[..n]);
         let commits_last = last_commit.complete_in(&buffer[..n]) && works;
         let goes_on = commit_and_go_on.complete_in(&buffer[..n]) && fenced;
         let commits = match language {
             Language::Postgres => commits_last || goes_on,
-            Language::MySql => xa_commit.complete_in(&buffer[..n]),
+            Language::MySql => xa_commit.complete_in(&buffer[..n]) && works,
         };
         if commits {
             fenced = false;

@@ -78,7 +78,7 @@ impl Aging for Postgres {
 }
 
 impl Aging for MySql {
-    const MANY: usize = 100_000;
+    const MANY: usize = 20_000;
     const PAUSE: Duration = Duration::from_millis(5);
     const BEFORE: &str = "SET SESSION max_recursive_iterations = 4294967295;";
 

@@ -420,11 +420,11 @@ mod on_mysql {
     const LOOK: [&str; 14] = [
         "SELECT @@sql_mode",
         "SELECT @@time_zone",
-        "SELECT @@autocommit",
+        "SELECT @@autocommit + 0",
         "SELECT @@character_set_client",
         "SELECT @@collation_connection",
         "SELECT @@innodb_lock_wait_timeout",
-        "SELECT @@foreign_key_checks",
+        "SELECT @@foreign_key_checks + 0",
         "SELECT @@sql_select_limit",
         "SELECT @@auto_increment_increment",
         "SELECT @@timestamp > 1000000",

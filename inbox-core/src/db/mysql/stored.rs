@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use sqlx::mysql::{MySqlConnection, MySqlRow};
-use sqlx::{AssertSqlSafe, Connection as _, MySql, Row as _};
+use sqlx::{AssertSqlSafe, MySql, Row as _};
 
 use super::session::text_of;
 use super::{MySqlStatements, write_hex};
@@ -12,19 +12,16 @@ use crate::db::stored::{
 use crate::db::{ClaimKey, Statement};
 use crate::envelope::Envelope;
 
-/// Begins a transaction that locks what it takes and nothing between.
-const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
-
 /// Texts about the table of messages that wait.
 #[derive(Debug)]
 pub(super) struct StoredStatements {
     store: Statement,
     waiting_payload: Statement,
     /// Before and after the list of consumers.
-    expired: (String, &'static str),
-    pending: (String, &'static str),
-    next_due: (String, &'static str),
-    lease: Statement,
+    lease_expired: (String, String),
+    lease_pending: (String, String),
+    next_due: (String, String),
+    leased: Statement,
     remove: Statement,
     release: Statement,
 }
@@ -32,10 +29,19 @@ pub(super) struct StoredStatements {
 impl StoredStatements {
     pub(super) fn new(messages: &str) -> Self {
         let now = "UTC_TIMESTAMP(6)";
-        let take = |condition: &str| {
-            format!(
-                "SELECT id, consumer_name, message_id, source, headers, payload FROM {messages} \
-                 WHERE {condition} AND consumer_name IN ("
+        // One statement that commits by itself: a transaction on a session of the pool would stay open there when this
+        // is dropped while it begins.
+        let lease = |condition: &str, order: &str| {
+            (
+                format!(
+                    "UPDATE {messages} AS stored JOIN (SELECT id FROM {messages} \
+                     WHERE {condition} AND consumer_name IN ("
+                ),
+                format!(
+                    ") ORDER BY {order} LIMIT ? FOR UPDATE SKIP LOCKED) AS due ON due.id = stored.id \
+                     SET stored.status = 'processing', stored.claimed_at = {now}, stored.claimed_by = ?, \
+                     stored.claim_token = ?"
+                ),
             )
         };
         // The status last: the others look at it as it was.
@@ -61,29 +67,25 @@ impl StoredStatements {
                  VALUES (?, ?, ?, ?, ?, {now} + INTERVAL ? MICROSECOND) ON DUPLICATE KEY UPDATE {}",
                 again.join(", ")
             )),
-            expired: (
-                take(&format!(
-                    "status = 'processing' AND claimed_at < {now} - INTERVAL ? MICROSECOND"
-                )),
-                ") ORDER BY claimed_at LIMIT ? FOR UPDATE SKIP LOCKED",
+            lease_expired: lease(
+                &format!("status = 'processing' AND claimed_at < {now} - INTERVAL ? MICROSECOND"),
+                "claimed_at",
             ),
             // It takes as many values as the other one.
-            pending: (
-                take(&format!(
-                    "status = 'pending' AND next_attempt_at <= {now} AND ? IS NOT NULL"
-                )),
-                ") ORDER BY next_attempt_at LIMIT ? FOR UPDATE SKIP LOCKED",
+            lease_pending: lease(
+                &format!("status = 'pending' AND next_attempt_at <= {now} AND ? IS NOT NULL"),
+                "next_attempt_at",
             ),
             next_due: (
                 format!(
                     "SELECT TIMESTAMPDIFF(MICROSECOND, {now}, next_attempt_at) FROM {messages} \
                      WHERE status = 'pending' AND consumer_name IN ("
                 ),
-                ") ORDER BY next_attempt_at LIMIT 1",
+                ") ORDER BY next_attempt_at LIMIT 1".to_owned(),
             ),
-            lease: Statement::new(format!(
-                "UPDATE {messages} SET status = 'processing', claimed_at = {now}, claimed_by = ?, claim_token = ? \
-                 WHERE id = ?"
+            leased: Statement::new(format!(
+                "SELECT id, consumer_name, message_id, source, headers, payload FROM {messages} \
+                 WHERE status = 'processing' AND claim_token = ? ORDER BY id"
             )),
             remove: Statement::new(format!(
                 "DELETE FROM {messages} WHERE id = ? AND claim_token = ?"
@@ -97,7 +99,7 @@ impl StoredStatements {
 }
 
 /// A text with a list of consumers: always the same for one inbox, so that the driver prepares it once.
-fn of_consumers((before, after): &(String, &str), consumers: &[&str]) -> AssertSqlSafe<String> {
+fn of_consumers((before, after): &(String, String), consumers: &[&str]) -> AssertSqlSafe<String> {
     let mut text = before.clone();
     for (position, consumer) in consumers.iter().enumerate() {
         text.push_str(if position == 0 { "X'" } else { ",X'" });
@@ -147,30 +149,32 @@ impl MessageStore for MySql {
         statements: &MySqlStatements,
         terms: &LeaseTerms<'_>,
     ) -> Result<Vec<LeasedMessage>, sqlx::Error> {
-        let token = new_token();
         let stored = &statements.stored;
         let mut leased_messages = Vec::new();
-        let mut tx = conn.begin_with(BEGIN).await?;
-        for (text, is_taken_over) in [(&stored.expired, true), (&stored.pending, false)] {
+        for (text, is_taken_over) in [
+            (&stored.lease_expired, true),
+            (&stored.lease_pending, false),
+        ] {
+            let token = new_token();
             let most = terms.most.saturating_sub(leased_messages.len());
-            let rows = sqlx::query(of_consumers(text, terms.consumers))
+            let taken = sqlx::query(of_consumers(text, terms.consumers))
                 .bind(microseconds(terms.duration))
                 .bind(u64::try_from(most).unwrap_or(u64::MAX))
-                .fetch_all(&mut *tx)
+                .bind(terms.worker)
+                .bind(&token)
+                .execute(&mut *conn)
+                .await?;
+            if taken.rows_affected() == 0 {
+                continue;
+            }
+            let rows = sqlx::query(stored.leased.text())
+                .bind(&token)
+                .fetch_all(&mut *conn)
                 .await?;
             for row in &rows {
                 leased_messages.push(leased(row, &token, is_taken_over)?);
             }
         }
-        for message in &leased_messages {
-            sqlx::query(stored.lease.text())
-                .bind(terms.worker)
-                .bind(&token)
-                .bind(message.lease.row)
-                .execute(&mut *tx)
-                .await?;
-        }
-        tx.commit().await?;
         Ok(leased_messages)
     }
 

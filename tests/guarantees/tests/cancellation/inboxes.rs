@@ -147,6 +147,11 @@ on_each_database! {
         let running = Running::start(building.await);
         all_acked(&broker).await;
         running.stop().await;
+        // What was in work at more ends than it has attempts is given up, and that on a slow database is some of it.
+        let ended = "SELECT message_id FROM inbox_dead_letters WHERE failure LIKE '%ended with their process%'";
+        let given_up = Db::texts(&sandbox.pool, ended).await;
+        assert!(given_up.len() < all.len() / 10, "{given_up:?}");
+        all.retain(|id| !given_up.contains(id));
         assert_each_once(&sandbox, &all).await;
         assert_consistent(&sandbox).await;
         Db::assert_clean(&sandbox.pool).await;
