@@ -236,6 +236,14 @@ pub enum DeadLetterError {
         /// The other one.
         other: i64,
     },
+    /// It was opened again, or replayed, while it was being discarded.
+    #[error(
+        "dead letter {id} was opened again or replayed while it was being discarded; look at it, then decide again"
+    )]
+    Changed {
+        /// The entry.
+        id: i64,
+    },
     /// A transaction on the same message did not end in time.
     #[error(
         "dead letter {id} is in use: a copy of its message is in work, or somebody else acts on it; try again"
@@ -278,6 +286,7 @@ impl DeadLetterError {
                 | Self::NoUsableId { .. }
                 | Self::NeedsForce { .. }
                 | Self::Beside { .. }
+                | Self::Changed { .. }
                 | Self::Busy { .. }
         )
     }
@@ -632,7 +641,7 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
             .await?
             .ok_or(DeadLetterError::Unknown { id })?;
         if now.is_open() != entry.is_open() {
-            return Err(DeadLetterError::Busy { id, source: None });
+            return Err(DeadLetterError::Changed { id });
         }
         if !Db::remove_dead_letter(session.tx(), statements, id).await? {
             return Err(DeadLetterError::Unknown { id });

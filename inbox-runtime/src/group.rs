@@ -641,6 +641,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 id: &group.members[*member].admitted.id,
                 transient_runs: 0,
                 uncounted_tries: 0,
+                due: None,
                 is_start_counted: AtomicBool::new(false),
             };
             let failure = Failure::of_handler(FailureText::new(
@@ -733,6 +734,7 @@ impl<Db: InboxDatabase> Shared<Db> {
             id: &group.members[*member].admitted.id,
             transient_runs: 0,
             uncounted_tries: 0,
+            due: None,
             is_start_counted: AtomicBool::new(false),
         };
         if group.handler.spec.batch.is_some() {

@@ -71,6 +71,8 @@ pub(crate) struct Share<Db: InboxDatabase> {
     pub(crate) in_doubt: Option<String>,
     /// Whether a start is counted that has not come to its end.
     pub(crate) is_start_counted: bool,
+    /// When its next attempt is due, where it could not be parked until then.
+    pub(crate) due: Option<Instant>,
 }
 
 impl<Db: InboxDatabase> Share<Db> {
@@ -82,6 +84,7 @@ impl<Db: InboxDatabase> Share<Db> {
             uncounted_tries: 0,
             in_doubt: None,
             is_start_counted: false,
+            due: None,
         }
     }
 }
@@ -380,10 +383,10 @@ impl<Db: InboxDatabase> Job<Db> {
         }
         let delay = until.saturating_duration_since(Instant::now());
         let capabilities = &self.route.capabilities;
-        // What is in doubt is known here alone, and so is that a counted start came to its end.
+        // What is in doubt is known here alone, and so is that a counted start came to its end, and how long to wait.
         let is_known_here_alone = shares
             .iter()
-            .any(|share| share.in_doubt.is_some() || share.is_start_counted);
+            .any(|share| share.in_doubt.is_some() || share.is_start_counted || share.due.is_some());
         let broker_may_wait = !self.is_kept
             && !is_known_here_alone
             && capabilities

@@ -251,7 +251,7 @@ impl Tally {
                 Why::Elsewhere => &self.in_progress_elsewhere,
                 Why::UnknownCommit => &self.unknown_commits,
             },
-            Ending::InDoubt => &self.infrastructure,
+            Ending::InDoubt | Ending::Unparked { .. } => &self.infrastructure,
             // Counted where the failure is.
             Ending::Failed { .. } => return,
             Ending::Stopping | Ending::CutOff => return,

@@ -54,6 +54,10 @@ pub(crate) enum Ending {
         delay: Option<Duration>,
         why: Why,
     },
+    /// It shall wait for so long, and could not be parked yet.
+    Unparked {
+        delay: Duration,
+    },
     /// As little is known against it, but its handler may have made its claim durable itself, and that is not told.
     InDoubt,
     /// No handler starts any more.
@@ -85,6 +89,8 @@ pub(crate) struct Attempt<'a, Db: InboxDatabase> {
     pub(crate) id: &'a MessageId,
     pub(crate) transient_runs: u32,
     pub(crate) uncounted_tries: u32,
+    /// When it is due, where it could not be parked until then.
+    pub(crate) due: Option<Instant>,
     /// Whether a start of it is counted that has not come to its end. Set and read by one task.
     pub(crate) is_start_counted: AtomicBool,
 }
@@ -110,6 +116,11 @@ impl<'a, Db: InboxDatabase> Attempt<'a, Db> {
             number,
             state,
         )
+    }
+
+    fn still_to_wait(&self) -> Option<Duration> {
+        let left = self.due?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
     }
 
     fn has_counted_start(&self) -> bool {
@@ -329,6 +340,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             id: &id,
             transient_runs: share.transient_runs,
             uncounted_tries: share.uncounted_tries,
+            due: share.due,
             is_start_counted: AtomicBool::new(share.is_start_counted),
         };
         let ending = async {
@@ -351,6 +363,12 @@ impl<Db: InboxDatabase> Worker<Db> {
     ) -> Ending {
         let shared = Arc::clone(&self.shared);
         let claim = Claim::new(attempt.key(), &attempt.job.envelope);
+        if let Some(delay) = attempt.still_to_wait() {
+            let Some(session) = self.session_when_available().await else {
+                return Ending::Stopping;
+            };
+            return self.park(session, attempt, delay).await;
+        }
 
         // Claim: crash before COMMIT leaves nothing; the redelivery claims anew.
         let opened = match opened {
@@ -898,8 +916,21 @@ impl<Db: InboxDatabase> Worker<Db> {
         self.park(session, attempt, delay).await
     }
 
-    /// Lets a message wait in the database.
+    /// Lets a message wait in the database. When that does not work it is tried again, and the handler does not run
+    /// earlier because of it.
     async fn park(
+        &mut self,
+        session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+        delay: Duration,
+    ) -> Ending {
+        match self.try_to_park(session, attempt, delay).await {
+            Ending::Uncounted { .. } => Ending::Unparked { delay },
+            ending => ending,
+        }
+    }
+
+    async fn try_to_park(
         &mut self,
         session: Session<Db>,
         attempt: &Attempt<'_, Db>,
@@ -1205,6 +1236,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         id: Option<&MessageId>,
     ) -> Passed {
         share.handler.tally.note(ending);
+        share.due = None;
         let now = Instant::now();
         let message_id = id.map_or("", MessageId::as_str);
         let consumer = share.handler.consumer.as_str();
@@ -1241,6 +1273,14 @@ impl<Db: InboxDatabase> Worker<Db> {
                 Status::Waiting {
                     until: now + delay,
                     why: Wait::Transient,
+                }
+            }
+            Ending::Unparked { delay } => {
+                share.due = now.checked_add(delay);
+                share.uncounted_tries = share.uncounted_tries.saturating_add(1);
+                Status::Waiting {
+                    until: now + delay.min(backoff::elsewhere(share.uncounted_tries)),
+                    why: Wait::Uncounted,
                 }
             }
             Ending::Uncounted { .. } | Ending::InDoubt => {

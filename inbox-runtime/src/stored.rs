@@ -41,6 +41,14 @@ pub(crate) struct StoredIntake<Db: InboxDatabase> {
     worker: String,
 }
 
+/// What a look at the database came to.
+enum Round {
+    /// It was not asked: as many messages as there may be are in work.
+    NoRoom,
+    /// To be asked again after the pause.
+    Done { pause: Duration },
+}
+
 /// By which source a message came first decides how it is routed.
 struct Routes<Db: InboxDatabase> {
     known: HashMap<String, Arc<Route<Db>>>,
@@ -104,7 +112,15 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
                 round = tokio::time::timeout(ROUND_LIMIT, self.round()) => round,
             };
             let pause = match round {
-                Ok(Ok(pause)) => {
+                Ok(Ok(Round::NoRoom)) => {
+                    tokio::select! {
+                        biased;
+                        () = stop.cancelled() => break,
+                        _slot = self.slots.acquire() => {}
+                    }
+                    continue;
+                }
+                Ok(Ok(Round::Done { pause })) => {
                     failures = 0;
                     self.shared.monitor.database().note_up();
                     pause
@@ -153,8 +169,8 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
         self.shared.monitor.database().note_down(why);
     }
 
-    /// Leases what is due and there is room for. Answers when to look again.
-    async fn round(&self) -> Result<Duration, sqlx::Error> {
+    /// Leases what is due and there is room for.
+    async fn round(&self) -> Result<Round, sqlx::Error> {
         let mut room = Vec::new();
         while room.len() < self.prefetch
             && let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned()
@@ -162,7 +178,7 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
             room.push(slot);
         }
         if room.is_empty() {
-            return Ok(self.shared.poll);
+            return Ok(Round::NoRoom);
         }
         let consumers = self.consumers();
         let terms = LeaseTerms {
@@ -183,12 +199,15 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
             }
         }
         if is_full {
-            return Ok(self.shared.poll);
+            return Ok(Round::Done {
+                pause: Duration::ZERO,
+            });
         }
         let due = Db::next_due(&mut conn.conn, statements, &consumers).await?;
-        Ok(due.map_or(self.shared.poll, |due| {
+        let pause = due.map_or(self.shared.poll, |due| {
             due.clamp(SHORTEST_PAUSE, self.shared.poll)
-        }))
+        });
+        Ok(Round::Done { pause })
     }
 
     /// Whose messages there is a handler for, and those that go to whoever takes their type.

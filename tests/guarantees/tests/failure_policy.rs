@@ -1,0 +1,935 @@
+//! Attempts to break the promise: neither lost nor applied twice, no loop, no blocked neighbour, whatever fails.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use inbox_guarantees::dispatch::Serve as _;
+use inbox_guarantees::proxy::{AtCommit, FaultProxy};
+use inbox_guarantees::script::{Script, ScriptDatabase, Stage, Step, swallow};
+use inbox_guarantees::{
+    OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database,
+    order, workers,
+};
+use inbox_runtime::brokers::{LostAck, MemoryBroker};
+use inbox_runtime::dead_letters::{DeadLetterQuery, DeadLetters};
+use inbox_runtime::testing::Step as PathStep;
+use inbox_runtime::{
+    Capabilities, Envelope, Handler, HandlerError, Inbox, InboxBuilder, MessageId, RetryPolicy,
+    State, Tables, Tx, inbox_handler,
+};
+
+fn other(id: &str, amount: u32) -> Envelope {
+    Envelope::new(format!(r#"{{"account":"acc-1","amount":{amount}}}"#))
+        .id(id)
+        .message_type("OrderPlaced")
+}
+
+async fn start<H>(
+    sandbox: &Sandbox<H::Db>,
+    broker: &MemoryBroker,
+    script: &Script,
+    handler: H,
+    configure: impl FnOnce(InboxBuilder<H::Db>) -> InboxBuilder<H::Db>,
+) -> Running
+where
+    H: Handler,
+    H::Db: TestDatabase,
+{
+    let source = broker.source("orders").behave_as(Capabilities::new());
+    let builder = Inbox::builder(sandbox.pool.clone())
+        .source("orders", source)
+        .messages_per_transaction(1)
+        .serve(handler)
+        .state(script.clone())
+        .concurrency(workers::<H::Db>(2))
+        .prefetch(16)
+        .longest_hold(Duration::from_millis(1))
+        .poll_interval(Duration::from_millis(20))
+        .retry(
+            RetryPolicy::default()
+                .first_delay(Duration::from_millis(50))
+                .longest_delay(Duration::from_millis(100)),
+        );
+    Running::start(configure(builder).build().await.expect("the inbox"))
+}
+
+const COUNTED: &str = "SELECT concat(message_id, ' ', attempts, '+', starts) FROM inbox_attempts";
+
+async fn letters<Db: TestDatabase>(sandbox: &Sandbox<Db>) -> DeadLetters<Db> {
+    DeadLetters::open(sandbox.pool.clone(), &Tables::default())
+        .await
+        .unwrap()
+}
+
+async fn parked<Db: TestDatabase>(sandbox: &Sandbox<Db>) -> i64 {
+    Db::number(&sandbox.pool, "SELECT count(*) FROM inbox_messages").await
+}
+
+on_each_database! {
+    #[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
+    pub(super) async fn charge(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        script.play(&id, tx).await
+    }
+
+    /// One failure, then a dead letter.
+    #[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 1)]
+    pub(super) async fn charge_once(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        script.play(&id, tx).await
+    }
+
+    /// A: another message under the id of one that is parked is acked and told nowhere, where collisions are kept.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_collision_with_a_parked_message_is_kept_where_that_is_asked_for() {
+        let sandbox = Db::fresh(6).await;
+        let broker = MemoryBroker::new();
+        let script = Script::default().once("m-1", [Step::Fail("not today")]);
+        let running = start(&sandbox, &broker, &script, charge::handler(), |builder| {
+            builder.dead_letter_collisions().retry(
+                RetryPolicy::default().first_delay(Duration::from_secs(2)).longest_delay(Duration::from_secs(2)))
+        }).await;
+        broker.publish("orders", order("m-1"));
+        eventually("parked", || async { parked(&sandbox).await == 1 }).await;
+        all_acked(&broker).await;
+        broker.publish("orders", other("m-1", 7));
+        all_acked(&broker).await;
+        eventually("the second try", || async { sandbox.ledger_rows("m-1").await == 1 }).await;
+        eventually("nothing waits", || async { parked(&sandbox).await == 0 }).await;
+        running.stop().await;
+        assert_eq!(sandbox.balance("acc-1").await, 100);
+        assert_eq!(sandbox.dead_letters().await, ["collision"], "the other message is gone without a trace");
+    }
+
+    /// B: a count that is gone when the claim is won (here: a person discards the dead letter between the counted start
+    /// and the claim) must not make the path panic for ever, nor kill the message.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_discard_between_the_counted_start_and_the_claim_leaves_a_message_that_is_processed() {
+        let sandbox = Db::fresh(6).await;
+        let script = Script::default().once("m-1", [Step::Fail("not today")]);
+        let letters = letters(&sandbox).await;
+        let discarded = Arc::new(AtomicBool::new(false));
+        let done = Arc::clone(&discarded);
+        let pool = sandbox.pool.clone();
+        let stage = Stage::start(&sandbox.pool, script, charge_once::handler(), move |builder| {
+            builder.on_step(move |step, id| {
+                if step != PathStep::BeforeClaim || id != "m-1" || done.load(Ordering::SeqCst) {
+                    return;
+                }
+                tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(async {
+                    let page = letters.list(&DeadLetterQuery::new()).await.unwrap();
+                    if let Some(entry) = page.entries.first() {
+                        let before = Db::texts(&pool, COUNTED).await;
+                        let discarded = letters.discard(entry.id, "ada").await.unwrap();
+                        eprintln!("{before:?} {} {:?}", discarded.forgot_failures, Db::texts(&pool, COUNTED).await);
+                        done.store(true, Ordering::SeqCst);
+                    }
+                }));
+            })
+        }).await;
+        stage.broker.lose_ack("orders", "m-1", 1, LostAck::Disconnect);
+        stage.publish("m-1");
+        eventually("the discard", || async { discarded.load(Ordering::SeqCst) }).await;
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(15);
+        while sandbox.ledger_rows("m-1").await == 0 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(sandbox.dead_letters().await, [""; 0]);
+        assert_eq!(sandbox.ledger_rows("m-1").await, 1, "it is never processed");
+        stage.stop().await;
+    }
+
+    /// D: "no more dead letters until one succeeds; the messages are kept and tried again": tried again they must be,
+    /// when the handler is repaired.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_waited_for_a_broken_handler_is_tried_when_it_is_repaired() {
+        let sandbox = Db::fresh(6).await;
+        let broker = MemoryBroker::new();
+        let script = (0..12).fold(Script::default(), |script, number| {
+            script.first(&format!("m-{number}"), (0..4).map(|_| vec![Step::Fail("downstream is away")]).chain([Vec::new()]))
+        });
+        let running = start(&sandbox, &broker, &script, charge::handler(), |builder| builder.broken_after(2)).await;
+        for number in 0..12 {
+            broker.publish("orders", order(&format!("m-{number}")));
+        }
+        all_acked(&broker).await;
+        eventually("nothing waits", || async { parked(&sandbox).await == 0 }).await;
+        running.stop().await;
+        let dead = sandbox.dead_letters().await.len();
+        // Two workers may each make one more.
+        assert!(dead <= 4, "{dead} of 12 are dead letters; {:?}", sandbox.dead_letter_texts().await);
+    }
+
+    #[inbox_handler(consumer = "billing", max_attempts = 3)]
+    async fn asks_for_ever(order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId, State(script): State<Script>) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        script.play(&id, tx).await?;
+        match id.as_str() {
+            "max" => Err(HandlerError::retry_after(Duration::MAX, "never again")),
+            "aeon" => Err(HandlerError::retry_after(Duration::from_secs(60 * 60 * 24 * 365 * 10_000), "in 10,000 years")),
+            _ => Ok(()),
+        }
+    }
+
+    /// E: a delay longer than the database, or the process, can count.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_delay_that_nobody_can_count_waits_all_the_same() {
+        for (id, hold) in [("aeon", 1), ("max", 1), ("max", 0)] {
+            let sandbox = Db::fresh(6).await;
+            let broker = MemoryBroker::new();
+            let script = Script::default();
+            let source = broker.source("orders");
+            let source = if hold == 1 { source.behave_as(Capabilities::new()) } else {
+                source.behave_as(Capabilities::new().longest_delay(Duration::MAX))
+            };
+            let inbox = Inbox::builder(sandbox.pool.clone()).source("orders", source).messages_per_transaction(1)
+                .serve(asks_for_ever::handler()).state(script.clone()).concurrency(1)
+                .longest_hold(Duration::from_millis(1)).poll_interval(Duration::from_millis(20))
+                .build().await.unwrap();
+            let running = Running::start(inbox);
+            broker.publish("orders", order(id));
+            broker.publish("orders", order("m-2"));
+            eventually("the neighbour", || async { sandbox.ledger_rows("m-2").await == 1 }).await;
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            running.stop().await;
+            assert_eq!(script.runs(id), 1, "{id}/{hold}: it asked for more time than that; dead: {:?}", sandbox.dead_letter_texts().await);
+        }
+    }
+
+    /// What another database answers, or this one to a message that asks too much of it, each time.
+    #[inbox_handler(consumer = "billing", max_attempts = 3)]
+    async fn depends(order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId, State(script): State<Script>) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        script.play(&id, tx).await?;
+        if id.as_str().starts_with("bad") {
+            // Of another pool.
+            return Err(sqlx::Error::PoolTimedOut.into());
+        }
+        Ok(())
+    }
+
+    /// J: another database that is away is the handler's failure: its messages must not fill the prefetch for ever.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn messages_that_need_another_database_block_nobody_while_it_is_away() {
+        let sandbox = Db::fresh(6).await;
+        let broker = MemoryBroker::new();
+        let script = Script::default();
+        let running = start(&sandbox, &broker, &script, depends::handler(), |builder| builder.prefetch(4)).await;
+        for number in 0..6 {
+            broker.publish("orders", order(&format!("bad-{number}")));
+        }
+        broker.publish("orders", order("good"));
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        while sandbox.ledger_rows("good").await == 0 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let (done, runs, counted) = (sandbox.ledger_rows("good").await, script.runs("bad-0"), sandbox.attempts("bad-0").await);
+        running.stop().await;
+        assert_eq!(done, 1, "the neighbour waits; bad-0 was run {runs} times, {counted} counted");
+    }
+
+    #[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
+    async fn chaotic(order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId, State(calm): State<Arc<AtomicBool>>) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        if calm.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        match fastrand::u32(0..100) {
+            0..30 => Err("out of stock".into()),
+            30..35 => panic!("index out of bounds"),
+            35..45 => Err(HandlerError::reject("never")),
+            45..60 => {
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(100..700))).await;
+                if fastrand::bool() { Ok(()) } else { Err("too late".into()) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// N: parked, dead, claimed: at every instant at most one of them, and in the end everything once.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn parked_dead_and_processed_exclude_each_other_in_chaos() {
+        const MANY: usize = 60;
+        let sandbox = Db::fresh(12).await;
+        let broker = MemoryBroker::new();
+        let calm = Arc::new(AtomicBool::new(false));
+        let mut inboxes = Vec::new();
+        for number in 0..2 {
+            let pool = sandbox.another_pool(6).await;
+            let inbox = Inbox::builder(pool)
+                .source("orders", broker.source("orders").behave_as(Capabilities::new()))
+                .serve(chaotic::handler())
+                .messages_per_transaction(if number == 0 { 1 } else { 8 })
+                .state(Arc::clone(&calm))
+                .concurrency(workers::<Db>(3))
+                .prefetch(16)
+                .claim_wait(Duration::from_millis(300))
+                .lease(Duration::from_millis(250))
+                .longest_hold(Duration::from_millis(1))
+                .poll_interval(Duration::from_millis(20))
+                .broken_after(1_000_000)
+                .retry(RetryPolicy::default().first_delay(Duration::from_millis(30)).longest_delay(Duration::from_millis(120)))
+                .build().await.unwrap();
+            inboxes.push(Running::start(inbox));
+        }
+        let operators: Vec<_> = (0..2).map(|number| {
+            let (pool, calm) = (sandbox.pool.clone(), Arc::clone(&calm));
+            tokio::spawn(async move {
+                let letters = DeadLetters::open(pool, &Tables::default()).await.unwrap();
+                while !calm.load(Ordering::SeqCst) {
+                    let _ = letters.replay_all(&DeadLetterQuery::new(), &format!("ada-{number}"), |_| {}).await;
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..60))).await;
+                }
+            })
+        }).collect();
+        let sampler = {
+            let (pool, calm) = (sandbox.pool.clone(), Arc::clone(&calm));
+            tokio::spawn(async move {
+                let mut found = (0, 0, 0);
+                while !calm.load(Ordering::SeqCst) {
+                    found.0 += Db::number(&pool, "SELECT count(*) FROM inbox_processed_messages c JOIN inbox_dead_letters d \
+                        ON d.message_id = c.message_id AND d.consumer_name = c.consumer_name WHERE d.replayed_at IS NULL").await;
+                    found.1 += Db::number(&pool, "SELECT count(*) FROM inbox_processed_messages c JOIN inbox_messages m \
+                        ON m.message_id = c.message_id AND m.consumer_name = c.consumer_name WHERE m.status = 'pending'").await;
+                    found.2 += Db::number(&pool, "SELECT count(*) FROM inbox_dead_letters d JOIN inbox_messages m \
+                        ON m.message_id = d.message_id AND m.consumer_name = d.consumer_name WHERE m.status = 'pending' AND d.replayed_at IS NULL").await;
+                }
+                found
+            })
+        };
+        for round in 0..3 {
+            for number in 0..MANY {
+                broker.publish_copies("orders", order(&format!("m-{number}")), 1 + u32::from(number % 3 == 0));
+            }
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            if round == 1 { broker.disconnect("orders"); }
+        }
+        calm.store(true, Ordering::SeqCst);
+        let found = sampler.await.unwrap();
+        for operator in operators { operator.await.unwrap(); }
+        all_acked(&broker).await;
+        let letters = letters(&sandbox).await;
+        eventually("nothing waits or is dead", || async {
+            let _ = letters.replay_all(&DeadLetterQuery::new(), "ada", |_| {}).await;
+            parked(&sandbox).await == 0 && letters.count(&DeadLetterQuery::new()).await.unwrap() == 0
+        }).await;
+        for running in inboxes { running.stop().await; }
+        for number in 0..MANY {
+            sandbox.assert_stored_once(&format!("m-{number}")).await;
+        }
+        eprintln!("claim+dead, claim+pending, dead+pending: {found:?}; attempts left: {}",
+            Db::number(&sandbox.pool, "SELECT count(*) FROM inbox_attempts").await);
+        assert_eq!(found.0, 0, "processed and dead at once");
+        assert_eq!(found, (0, 0, 0));
+    }
+
+    /// P: what is due is tried, however much of it there is: not a prefetch of them every poll interval.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn many_parked_messages_that_are_due_do_not_wait_for_a_poll_each() {
+        const MANY: usize = 160;
+        let sandbox = Db::fresh(6).await;
+        let broker = MemoryBroker::new();
+        let script = (0..MANY).fold(Script::default(), |script, number| {
+            script.once(&format!("m-{number}"), [Step::Fail("not today")])
+        });
+        // As out of the box.
+        let running = start(&sandbox, &broker, &script, charge::handler(), |builder| {
+            builder.prefetch(8).poll_interval(Duration::from_secs(1))
+                .retry(RetryPolicy::default().first_delay(Duration::from_secs(1)).longest_delay(Duration::from_secs(1)))
+        }).await;
+        for number in 0..MANY {
+            broker.publish("orders", order(&format!("m-{number}")));
+        }
+        all_acked(&broker).await;
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let done = sandbox.ledger_total().await;
+        running.stop().await;
+        assert_eq!(done, MANY as i64, "due for 5 s, and not tried: an idle inbox leases 8 a second");
+    }
+
+    #[inbox_handler(consumer = "shipping", on = "Shipped")]
+    async fn ship(_order: OrderPlaced, _tx: &mut Tx<Db>) -> Result<(), HandlerError> {
+        Ok(())
+    }
+
+    /// F: a message that a person replays is leased by an instance that ignores its type.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_replayed_message_is_not_dropped_by_an_instance_that_ignores_its_type() {
+        let sandbox = Db::fresh(6).await;
+        let broker = MemoryBroker::new();
+        // The service that lacks the handler.
+        let builder = || Inbox::builder(sandbox.pool.clone()).poll_interval(Duration::from_millis(20)).concurrency(1);
+        let inbox = builder().source("orders", broker.source("orders")).serve(ship::handler()).build().await.unwrap();
+        let running = Running::start(inbox);
+        broker.publish("orders", order("m-1"));
+        all_acked(&broker).await;
+        running.stop().await;
+        assert_eq!(sandbox.dead_letters().await, ["unknown_type"]);
+        // Another service on the same tables, with a source of its own, which ignores such messages on it.
+        let inbox = builder().source("shipments", broker.source("shipments")).serve(ship::handler())
+            .ignore(["OrderPlaced"]).build().await.unwrap();
+        let running = Running::start(inbox);
+        let letters = letters(&sandbox).await;
+        let id = letters.list(&DeadLetterQuery::new()).await.unwrap().entries[0].id;
+        letters.replay(id, "ada").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let open = letters.count(&DeadLetterQuery::new()).await.unwrap();
+        let waits = parked(&sandbox).await;
+        running.stop().await;
+        assert!(open == 1 || waits == 1, "the replayed message is gone: neither waiting nor an open dead letter");
+    }
+}
+
+/// G: a start that was forgotten although the answer was lost.
+mod on_mysql {
+    use super::mysql::charge;
+    use super::*;
+    use sqlx::Executor as _;
+    use sqlx::MySql;
+    use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_start_whose_end_was_noted_without_an_answer_does_not_stop_the_message() {
+        let sandbox = MySql::fresh(6).await;
+        let direct: MySqlConnectOptions = sandbox.url.parse().unwrap();
+        let target = format!("{}:{}", direct.get_host(), direct.get_port())
+            .parse()
+            .unwrap();
+        let proxy = Arc::new(FaultProxy::to_mysql(target).await);
+        let pool = MySqlPoolOptions::new()
+            .max_connections(4)
+            .acquire_timeout(Duration::from_secs(2))
+            .connect_lazy_with(direct.port(proxy.address().port()));
+        // Somebody else has it in work.
+        let mut elsewhere = sandbox.pool.begin().await.unwrap();
+        elsewhere.execute("INSERT INTO inbox_processed_messages (message_id, consumer_name) VALUES ('m-1', 'billing')").await.unwrap();
+        let tries = Arc::new(AtomicUsize::new(0));
+        let (seen, striking) = (Arc::clone(&tries), Arc::clone(&proxy));
+        let stage = Stage::start(
+            &pool,
+            Script::default(),
+            charge::handler(),
+            move |builder| {
+                builder
+                    .claim_wait(Duration::from_secs(1))
+                    .on_step(move |step, _| {
+                        if step == PathStep::BeforeClaim && seen.fetch_add(1, Ordering::SeqCst) == 1
+                        {
+                            striking.at_commits(&[AtCommit::CutAfter]);
+                        }
+                    })
+            },
+        )
+        .await;
+        stage.publish("m-1");
+        eventually("the cut", || async { proxy.struck() == 1 }).await;
+        elsewhere.rollback().await.unwrap();
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(15);
+        while sandbox.ledger_rows("m-1").await == 0 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(sandbox.dead_letters().await, [""; 0]);
+        assert_eq!(
+            sandbox.ledger_rows("m-1").await,
+            1,
+            "never processed after {} tries",
+            tries.load(Ordering::SeqCst)
+        );
+        stage.stop().await;
+    }
+
+    const LATE: &str = "INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-2', 1, 'late')";
+
+    /// H: whatever a handler does, what is durable has its claim or is told, and what failed left nothing.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_statement_of_a_handler_leaves_its_transaction() {
+        let mut broken = Vec::new();
+        for statement in [
+            "SET autocommit = 0",
+            "SET autocommit = 0; COMMIT",
+            "SET autocommit = 1",
+            "SET autocommit = 0; SET autocommit = 1",
+            "PREPARE s FROM 'CREATE TABLE other (id INT)'; EXECUTE s",
+            "PREPARE s FROM 'COMMIT'; EXECUTE s",
+            "EXECUTE IMMEDIATE 'COMMIT'",
+            "EXECUTE IMMEDIATE 'CREATE TABLE other (id INT)'",
+            "BEGIN NOT ATOMIC COMMIT; END",
+            "BEGIN NOT ATOMIC START TRANSACTION; END",
+            "BEGIN NOT ATOMIC ROLLBACK; END",
+            "BEGIN NOT ATOMIC DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN END; COMMIT; END",
+            "CALL commits()",
+            "CALL swallows()",
+            "DO commits_f()",
+            "SET STATEMENT max_statement_time = 0 FOR COMMIT",
+            "SET STATEMENT max_statement_time = 0 FOR CREATE TABLE other (id INT)",
+            "COMMIT AND CHAIN",
+            "COMMIT RELEASE",
+            "ROLLBACK AND CHAIN",
+            "ROLLBACK RELEASE",
+            "ROLLBACK",
+            "CREATE TEMPORARY TABLE t1 (id INT)",
+            "CREATE TEMPORARY TABLE t1 (id INT); DROP TEMPORARY TABLE t1",
+            "CREATE TEMPORARY TABLE t1 AS SELECT * FROM ledger",
+            "CREATE OR REPLACE TEMPORARY TABLE t1 (id INT)",
+            "ALTER TABLE ledger ADD COLUMN x INT",
+            "CREATE INDEX x ON ledger (amount)",
+            "DROP TABLE accounts_none",
+            "DROP TABLE IF EXISTS accounts_none",
+            "RENAME TABLE ledger TO ledger2",
+            "CREATE SEQUENCE sq",
+            "CREATE VIEW v AS SELECT 1",
+            "CREATE OR REPLACE VIEW v AS SELECT 1",
+            "DROP VIEW IF EXISTS v",
+            "ANALYZE TABLE ledger",
+            "OPTIMIZE TABLE ledger",
+            "CHECK TABLE ledger",
+            "REPAIR TABLE ledger",
+            "ANALYZE TABLE ledger PERSISTENT FOR ALL",
+            "LOCK TABLES ledger WRITE, accounts WRITE",
+            "UNLOCK TABLES",
+            "FLUSH TABLES ledger WITH READ LOCK",
+            "FLUSH TABLES ledger",
+            "FLUSH TABLES",
+            "FLUSH LOGS",
+            "HANDLER ledger OPEN",
+            "BACKUP LOCK ledger",
+            "BACKUP UNLOCK",
+            "SET sql_log_bin = 0",
+            "SET SESSION TRANSACTION READ ONLY",
+            "SET TRANSACTION READ ONLY",
+            "SET SESSION sql_mode = 'ORACLE'",
+            "SET SESSION sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE'",
+            "SET NAMES utf16",
+            "SET character_set_results = utf16",
+            "SET character_set_results = NULL",
+            "SET collation_connection = 'utf8mb4_general_ci'",
+            "SET SESSION sql_select_limit = 0",
+            "SET SESSION max_statement_time = 0.000001",
+            "SET SESSION innodb_lock_wait_timeout = 1",
+            "SET completion_type = 2",
+            "SET SESSION completion_type = 1",
+            "SET SESSION tx_isolation = 'SERIALIZABLE'",
+            "SET SESSION foreign_key_checks = 0",
+            "SET SESSION unique_checks = 0",
+            "SET SESSION sql_safe_updates = 1",
+            "SET SESSION sql_big_selects = 0, max_join_size = 1",
+            "SET SESSION wait_timeout = 1",
+            "SET SESSION idle_transaction_timeout = 1",
+            "SET SESSION default_storage_engine = 'Aria'",
+            "SET SESSION timestamp = 1",
+            "SET SESSION in_transaction = 0",
+            "SET SESSION gtid_domain_id = 3",
+            "SET SESSION skip_replication = 1",
+            "SET SESSION binlog_format = 'STATEMENT'",
+            "SET SESSION wsrep_on = 0",
+            "SAVEPOINT a; ROLLBACK TO a",
+            "SAVEPOINT a; RELEASE SAVEPOINT a",
+            "RELEASE SAVEPOINT none",
+            "ROLLBACK TO SAVEPOINT none",
+            "DELETE FROM inbox_processed_messages",
+            "UPDATE inbox_processed_messages SET claim_nonce = 1",
+            "UPDATE inbox_processed_messages SET consumer_name = 'x'",
+            "REPLACE INTO inbox_processed_messages (message_id, consumer_name) VALUES ('m-1', 'billing')",
+            "XA END ''",
+            "XA START 'b'",
+            "XA ROLLBACK 'b'",
+            "XA COMMIT 'b'",
+            "XA RECOVER",
+            "XA END 'b'",
+            "XA PREPARE 'b'",
+            "KILL CONNECTION_ID()",
+            "KILL QUERY CONNECTION_ID()",
+            "KILL SOFT CONNECTION CONNECTION_ID()",
+            "USE information_schema",
+            "SELECT SLEEP(0.1); SELECT 1/0",
+            "SIGNAL SQLSTATE '40001'",
+            "SIGNAL SQLSTATE '45000'",
+            "SIGNAL SQLSTATE 'XA102' SET MYSQL_ERRNO = 1614",
+            "GRANT SELECT ON ledger TO CURRENT_USER()",
+            "SET PASSWORD = PASSWORD('x_no')",
+            "SET ROLE NONE",
+            "TRUNCATE ledger",
+            "TRUNCATE inbox_processed_messages",
+            "LOAD INDEX INTO CACHE ledger",
+            "CACHE INDEX ledger IN default",
+            "DELETE FROM ledger WHERE msg_id = 'none'; COMMIT",
+            "INSERT INTO plain VALUES (1)",
+            "UPDATE plain SET id = 2; COMMIT",
+            "START SLAVE",
+            "RESET MASTER",
+            "PURGE BINARY LOGS BEFORE NOW()",
+            "DO RELEASE_ALL_LOCKS()",
+            "DO GET_LOCK('x', 0)",
+            "SHUTDOWN_NOT",
+            "ALTER DATABASE CHARACTER SET utf8mb4",
+            "CREATE TRIGGER tr BEFORE INSERT ON ledger FOR EACH ROW SET @a = 1",
+            "CREATE EVENT e ON SCHEDULE EVERY 1 DAY DO SELECT 1",
+            "CREATE TABLE other (id INT) AS SELECT 1",
+            "DROP PROCEDURE IF EXISTS none",
+            "INSTALL SONAME 'none'",
+            "SELECT NEXTVAL(none)",
+            "CREATE TABLE IF NOT EXISTS ledger (id INT)",
+            "ALTER TABLE plain ENGINE = InnoDB",
+        ] {
+            for fails in [false, true] {
+                let sandbox = MySql::fresh(4).await;
+                for sql in [
+                    "CREATE TABLE plain (id INT) ENGINE = MyISAM",
+                    "CREATE PROCEDURE commits() BEGIN COMMIT; END",
+                    "CREATE PROCEDURE swallows() BEGIN DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; COMMIT; ROLLBACK; COMMIT; START TRANSACTION; END",
+                ] {
+                    MySql::run(&sandbox.pool, sql).await;
+                }
+                let steps = if fails {
+                    vec![
+                        swallow(statement),
+                        swallow(LATE),
+                        Step::Fail("out of stock"),
+                    ]
+                } else {
+                    vec![swallow(statement), swallow(LATE)]
+                };
+                let script = Script::default().always("m-1", steps);
+                let stage = Stage::start(&sandbox.pool, script, charge::handler(), |builder| {
+                    builder
+                        .claim_wait(Duration::from_millis(500))
+                        .retry(RetryPolicy::default().first_delay(Duration::from_millis(5)))
+                })
+                .await;
+                stage.publish("m-1");
+                stage.publish("m-2");
+                let acked =
+                    tokio::time::timeout(Duration::from_secs(25), stage.broker.until_idle())
+                        .await
+                        .is_ok();
+                let (ledger, claims, late) = (
+                    sandbox.ledger_rows("m-1").await,
+                    sandbox.claims("m-1").await,
+                    sandbox.ledger_rows("late").await,
+                );
+                let dead = sandbox.dead_letters().await;
+                let second = (
+                    sandbox.ledger_rows("m-2").await,
+                    sandbox.claims("m-2").await,
+                );
+                let good = acked
+                    && second == (1, 1)
+                    && if fails {
+                        (ledger, claims, late) == (0, 0, 0) && dead.len() == 1
+                    } else if dead.is_empty() {
+                        (ledger, claims) == (1, 1) && late <= 1
+                    } else {
+                        (ledger, claims, late) == (0, 0, 0) && dead.len() == 1
+                    };
+                if !good {
+                    broken.push(format!(
+                        "{statement} (fails: {fails}): acked {acked}, ledger {ledger}, claims {claims}, late {late}, dead {dead:?}, m-2 {second:?}, answers {:?}",
+                        stage.script.answers("m-1")
+                    ));
+                    eprintln!("{}", broken.last().unwrap());
+                }
+                stage.stop().await;
+                let name = MySql::texts(&sandbox.pool, "SELECT DATABASE()")
+                    .await
+                    .remove(0);
+                sqlx::raw_sql(sqlx::AssertSqlSafe(format!("DROP DATABASE {name}")))
+                    .execute(&sandbox.pool)
+                    .await
+                    .ok();
+            }
+        }
+        assert!(broken.is_empty(), "{}", broken.join("\n"));
+    }
+}
+
+/// I: a message that wants to be alone waits for its claim, and everybody with it.
+trait Elsewhere: TestDatabase {
+    fn hold(
+        pool: &sqlx::Pool<Self>,
+    ) -> impl Future<Output = sqlx::Transaction<'static, Self>> + Send;
+}
+
+macro_rules! elsewhere {
+    ($db:ty) => {
+        impl Elsewhere for $db {
+            async fn hold(pool: &sqlx::Pool<Self>) -> sqlx::Transaction<'static, Self> {
+                let mut tx = pool.begin().await.unwrap();
+                for sql in [
+                    "INSERT INTO inbox_processed_messages (message_id, consumer_name) VALUES ('m-1', 'billing')",
+                ] {
+                    sqlx::query(sql).execute(&mut *tx).await.unwrap();
+                }
+                tx
+            }
+        }
+    };
+}
+elsewhere!(sqlx::Postgres);
+elsewhere!(sqlx::MySql);
+
+async fn neighbours_go_on<H: Handler>(handler: H)
+where
+    H::Db: Elsewhere + ScriptDatabase,
+{
+    let sandbox = H::Db::fresh(10).await;
+    let elsewhere = H::Db::hold(&sandbox.pool).await;
+    // The start of whoever has it in work.
+    H::Db::run(&sandbox.pool, "INSERT INTO inbox_attempts (message_id, consumer_name, attempts, starts, last_failure) VALUES ('m-1', 'billing', 0, 1, '')").await;
+    let broker = MemoryBroker::new();
+    let tries = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&tries);
+    let inbox = Inbox::builder(sandbox.pool.clone())
+        .source("orders", broker.source("orders"))
+        .messages_per_transaction(1)
+        .serve(handler)
+        .state(Script::default())
+        .concurrency(4)
+        .claim_wait(Duration::from_secs(4))
+        .on_step(move |step, id| {
+            if step == PathStep::BeforeClaim && id == "m-1" {
+                seen.fetch_add(1, Ordering::SeqCst);
+            }
+        })
+        .build()
+        .await
+        .unwrap();
+    let running = Running::start(inbox);
+    broker.publish("orders", order("m-1"));
+    // The first delivery waits in company, the second, a redelivery, alone.
+    eventually("a redelivery", || async {
+        tries.load(Ordering::SeqCst) == 2
+    })
+    .await;
+    for number in 2..6 {
+        broker.publish("orders", order(&format!("m-{number}")));
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let done = sandbox.ledger_total().await;
+    drop(elsewhere);
+    running.stop().await;
+    assert_eq!(
+        done, 4,
+        "neighbours wait for a claim that somebody else holds"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_waited_for_alone_holds_nobody_up_on_postgres() {
+    neighbours_go_on(postgres::charge::handler()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_waited_for_alone_holds_nobody_up_on_mysql() {
+    neighbours_go_on(mysql::charge::handler()).await;
+}
+
+/// K: while a person discards an entry that was replayed, the replay fails for good: the entry is open again, and must
+/// not go with the message.
+trait Locks: TestDatabase {
+    const NOW: &str;
+    fn reopen(
+        pool: &sqlx::Pool<Self>,
+    ) -> impl Future<Output = sqlx::Transaction<'static, Self>> + Send;
+    fn commit(tx: sqlx::Transaction<'static, Self>) -> impl Future<Output = ()> + Send;
+}
+
+macro_rules! locks {
+    ($db:ty, $now:literal) => {
+        impl Locks for $db {
+            const NOW: &str = $now;
+            async fn reopen(pool: &sqlx::Pool<Self>) -> sqlx::Transaction<'static, Self> {
+                let mut tx = pool.begin().await.unwrap();
+                sqlx::query("UPDATE inbox_dead_letters SET replayed_at = NULL")
+                    .execute(&mut *tx)
+                    .await
+                    .unwrap();
+                tx
+            }
+            async fn commit(tx: sqlx::Transaction<'static, Self>) {
+                tx.commit().await.unwrap();
+            }
+        }
+    };
+}
+locks!(sqlx::Postgres, "now()");
+locks!(sqlx::MySql, "UTC_TIMESTAMP(6)");
+
+async fn discard_races<H: Handler>(handler: H)
+where
+    H::Db: Locks + ScriptDatabase,
+{
+    let sandbox = H::Db::fresh(10).await;
+    let script = Script::default().always("m-1", [Step::Fail("never")]);
+    let stage = Stage::start(&sandbox.pool, script, handler, |builder| builder).await;
+    stage.deliver("m-1").await;
+    stage.stop().await;
+    let letters = letters(&sandbox).await;
+    let id = letters.list(&DeadLetterQuery::new()).await.unwrap().entries[0].id;
+    // As after its replay was queued and leased.
+    H::Db::run(
+        &sandbox.pool,
+        &format!("UPDATE inbox_dead_letters SET replayed_at = {}", H::Db::NOW),
+    )
+    .await;
+    // What keeps the message after it failed again.
+    let failing = H::Db::reopen(&sandbox.pool).await;
+    let discarding = tokio::spawn(async move {
+        letters
+            .discard(id, "ada")
+            .await
+            .map(|done| done.entry.is_open())
+    });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    H::Db::commit(failing).await;
+    let discarded = discarding.await.unwrap();
+    assert_eq!(
+        sandbox.dead_letters().await.len(),
+        1,
+        "the message is gone; the discard answered (was open) {discarded:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_that_is_opened_again_meanwhile_is_not_discarded_on_postgres() {
+    discard_races(postgres::charge_once::handler()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_that_is_opened_again_meanwhile_is_not_discarded_on_mysql() {
+    discard_races(mysql::charge_once::handler()).await;
+}
+
+/// M: a statement that asks too much each time is the message's, not the server's, fault.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_asks_too_much_of_the_database_is_counted() {
+    let sandbox = <sqlx::Postgres as TestDatabase>::fresh(6).await;
+    // temp_file_limit: 53400, whatever else the server does.
+    let raise = "DO $$ BEGIN RAISE EXCEPTION 'temporary file size exceeds temp_file_limit' USING ERRCODE = '53400'; END $$";
+    let script = Script::default().always("m-1", [inbox_guarantees::script::run(raise)]);
+    let stage = Stage::start(
+        &sandbox.pool,
+        script,
+        postgres::charge::handler(),
+        |builder| builder,
+    )
+    .await;
+    stage.publish("m-1");
+    eventually("four runs", || async {
+        stage.script.runs("m-1") >= 4 || !sandbox.dead_letters().await.is_empty()
+    })
+    .await;
+    let counted = sandbox.attempts("m-1").await;
+    let dead = sandbox.dead_letters().await;
+    stage.stop().await;
+    assert_eq!(
+        dead,
+        ["attempts_exhausted"],
+        "{counted} counted of at least 4 runs: it runs for ever"
+    );
+}
+
+/// Q: what cannot be parked at once is no further failure of its message.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_cannot_be_parked_at_once_is_not_run_until_it_is_dead() {
+    let sandbox = <sqlx::Postgres as TestDatabase>::fresh(6).await;
+    <sqlx::Postgres as TestDatabase>::run(&sandbox.pool, "CREATE SEQUENCE tries; \
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+        IF nextval('tries') <= 3 THEN RAISE deadlock_detected; END IF; RETURN new; END $$; \
+        CREATE TRIGGER refuse BEFORE INSERT ON inbox_messages FOR EACH ROW EXECUTE FUNCTION refuse()").await;
+    let broker = MemoryBroker::new();
+    let script = Script::default().always("m-1", [Step::Fail("come back in an hour")]);
+    let hour = Duration::from_secs(3600);
+    let running = start(
+        &sandbox,
+        &broker,
+        &script,
+        postgres::charge::handler(),
+        |builder| builder.retry(RetryPolicy::default().first_delay(hour).longest_delay(hour)),
+    )
+    .await;
+    broker.publish("orders", order("m-1"));
+    all_acked(&broker).await;
+    let (waits, dead, runs) = (
+        parked(&sandbox).await,
+        sandbox.dead_letters().await,
+        script.runs("m-1"),
+    );
+    running.stop().await;
+    assert_eq!(
+        (waits, dead.len()),
+        (1, 0),
+        "within seconds it was run {runs} times, and is {dead:?}, with a delay of an hour between two tries"
+    );
+}
+
+/// L: what is down is told so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_away_is_not_healthy_because_the_intake_has_no_room() {
+    use inbox_runtime::Condition;
+    use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+    let sandbox = <sqlx::Postgres as TestDatabase>::fresh(6).await;
+    let direct: PgConnectOptions = sandbox.url.parse().unwrap();
+    let target = format!("{}:{}", direct.get_host(), direct.get_port())
+        .parse()
+        .unwrap();
+    let proxy = FaultProxy::to(target).await;
+    let pool = PgPoolOptions::new()
+        .max_connections(4)
+        .acquire_timeout(Duration::from_secs(2))
+        .connect_lazy_with(direct.port(proxy.address().port()));
+    let broker = MemoryBroker::new();
+    let script = Script::default().first(
+        "m-1",
+        [
+            vec![Step::Fail("not today")],
+            vec![Step::Sleep(Duration::from_secs(4))],
+        ],
+    );
+    let inbox = Inbox::builder(pool)
+        .source(
+            "orders",
+            broker.source("orders").behave_as(Capabilities::new()),
+        )
+        .messages_per_transaction(1)
+        .serve(postgres::charge::handler())
+        .state(script.clone())
+        .concurrency(1)
+        .prefetch(1)
+        .longest_hold(Duration::from_millis(1))
+        .poll_interval(Duration::from_millis(20))
+        .retry(RetryPolicy::default().first_delay(Duration::from_millis(50)))
+        .build()
+        .await
+        .unwrap();
+    let monitor = inbox.monitor();
+    let running = Running::start(inbox);
+    broker.publish("orders", order("m-1"));
+    eventually("the parked run", || async { script.runs("m-1") == 2 }).await;
+    proxy.refuse();
+    proxy.cut();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let mut up = 0;
+    for _ in 0..100 {
+        up += usize::from(monitor.health().database == Condition::Up);
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    proxy.accept();
+    eventually("the end", || async {
+        sandbox.ledger_rows("m-1").await == 1
+    })
+    .await;
+    running.stop().await;
+    assert_eq!(up, 0, "of 100 looks at a database that is away found it up");
+}
