@@ -334,3 +334,68 @@ mod sqlite_only {
         }
     }
 }
+
+mod mysql_only {
+    use super::*;
+    use inbox_guarantees::{EventLog, Sandbox};
+    use sqlx::MySql;
+
+    async fn refusal(sandbox: &Sandbox<MySql>) -> BuildError {
+        let broker = MemoryBroker::new();
+        Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders"))
+            .serve(mysql::charge::handler())
+            .build()
+            .await
+            .unwrap_err()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_table_without_transactions_is_refused_with_the_remedy() {
+        let sandbox = MySql::fresh(5).await;
+        MySql::run(&sandbox.pool, "ALTER TABLE inbox_attempts ENGINE = MyISAM").await;
+        let refused = refusal(&sandbox).await;
+        assert_told(&refused, &["inbox_attempts", "MyISAM", "ENGINE = InnoDB"]);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_table_of_claims_that_cannot_tell_whose_they_are_is_refused() {
+        let sandbox = MySql::fresh(5).await;
+        let older = "ALTER TABLE inbox_processed_messages DROP COLUMN claim_nonce";
+        MySql::run(&sandbox.pool, older).await;
+        let refused = refusal(&sandbox).await;
+        assert_told(&refused, &["inbox_processed_messages", "claim_nonce"]);
+    }
+
+    /// A server that is killed between two statements of a migration leaves it marked as unfinished.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_migration_that_was_cut_off_is_run_again() {
+        let sandbox = MySql::fresh(5).await;
+        let cut_off = "DROP TABLE inbox_messages; UPDATE _inbox_migrations SET success = FALSE WHERE version = 2";
+        MySql::run(&sandbox.pool, cut_off).await;
+        migrate(&sandbox.pool).await.unwrap();
+        let done = "SELECT count(*) FROM _inbox_migrations WHERE success";
+        assert_eq!(MySql::number(&sandbox.pool, done).await, 2);
+        let stored = "SELECT count(*) FROM inbox_messages";
+        assert_eq!(MySql::number(&sandbox.pool, stored).await, 0);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn commits_that_a_crash_can_lose_are_told_at_the_start() {
+        let log = EventLog::of_process();
+        let sandbox = MySql::fresh(5).await;
+        let flush = "SELECT @@innodb_flush_log_at_trx_commit";
+        let flush = MySql::number(&sandbox.pool, flush).await;
+        let broker = MemoryBroker::new();
+        Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders"))
+            .serve(mysql::charge::handler())
+            .build()
+            .await
+            .unwrap();
+        let told = log
+            .text()
+            .contains(&format!("innodb_flush_log_at_trx_commit = {flush}"));
+        assert_eq!(told, flush != 1, "{}", log.text());
+    }
+}
