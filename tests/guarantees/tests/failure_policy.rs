@@ -115,7 +115,7 @@ on_each_database! {
     }
 
     /// A count that is gone when the claim is won (here: a person discards the dead letter between the counted start
-    /// And the claim) must not make the path panic for ever, nor kill the message.
+    /// and the claim) must not make the path panic for ever, nor kill the message.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_discard_between_the_counted_start_and_the_claim_leaves_a_message_that_is_processed() {
         let sandbox = Db::fresh(6).await;
@@ -153,7 +153,7 @@ on_each_database! {
     }
 
     /// "no more dead letters until one succeeds; the messages are kept and tried again": tried again they must be,
-    /// When the handler is repaired.
+    /// when the handler is repaired.
     #[tokio::test(flavor = "multi_thread")]
     async fn what_waited_for_a_broken_handler_is_tried_when_it_is_repaired() {
         let sandbox = Db::fresh(6).await;
@@ -533,7 +533,7 @@ async fn a_claim_that_is_waited_for_alone_holds_nobody_up_on_mysql() {
 }
 
 /// While a person discards an entry that was replayed, the replay fails for good: the entry is open again, and must
-/// Not go with the message.
+/// not go with the message.
 trait Locks: TestDatabase {
     const NOW: &str;
     fn reopen(
