@@ -413,9 +413,11 @@ impl<Db: InboxDatabase> Worker<Db> {
         let mut with_history = Vec::new();
         for (member, answer) in order.iter().zip(answers) {
             match answer {
-                Claimed::Won { counted, mark, .. } if counted == Counted::default() => {
-                    group.members[*member].mark = mark;
-                }
+                Claimed::Won {
+                    counted,
+                    kept: None,
+                    mark,
+                } if counted == Counted::default() => group.members[*member].mark = mark,
                 Claimed::Duplicate => is_duplicate[*member] = true,
                 _ => with_history.push(*member),
             }

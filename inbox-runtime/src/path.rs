@@ -1173,12 +1173,65 @@ impl<Db: InboxDatabase> Worker<Db> {
             letter.consumer = stored.consumer.as_deref();
             letter.id = stored.id.as_ref().map_or(letter.id, |id| Some(id.as_str()));
         }
-        match self.keep_without_claim(&letter).await {
-            Ending::Done(_) => {
+        let ending = match (letter.consumer, letter.id) {
+            (Some(consumer), Some(message_id)) => {
+                let key = ClaimKey {
+                    consumer,
+                    message_id,
+                };
+                self.keep_unless_processed(key, &letter).await
+            }
+            _ => self.keep_without_claim(&letter).await,
+        };
+        match ending {
+            Ending::Done(Outcome::Dead) => {
                 self.shared.monitor.note_unrouted();
                 Ok(())
             }
+            Ending::Done(_) => Ok(()),
             _ => Err(backoff::elsewhere(tries.saturating_add(1))),
+        }
+    }
+
+    /// Stores the dead letter of a message that waited for one consumer, which may have processed a copy of it.
+    async fn keep_unless_processed(
+        &mut self,
+        key: ClaimKey<'_>,
+        letter: &DeadLetter<'_>,
+    ) -> Ending {
+        let Some(session) = self.session_when_available().await else {
+            return Ending::Stopping;
+        };
+        let shared = Arc::clone(&self.shared);
+        let claim = Claim::new(key, letter.envelope);
+        let claims = std::slice::from_ref(&claim);
+        let Opened {
+            mut session,
+            answer,
+        } = shared.claim(session, &shared.begin, claims).await.sole();
+        match answer {
+            Ok(Claimed::Won { .. }) => {}
+            Ok(_) => {
+                self.put_back(session).await;
+                return Ending::Done(Outcome::Duplicate);
+            }
+            Err(fault) => return self.not_claimed(session, fault).await,
+        }
+        let stored = async {
+            session
+                .store_dead_letter(letter, ExistingEntry::Reopen)
+                .await?;
+            session.withdraw_claim(key).await?;
+            session.commit().await
+        };
+        match limited(STATEMENT_LIMIT, "storing the dead letter", stored).await {
+            Ok(()) => {
+                self.session = Some(session);
+                report_dead(letter);
+                Ending::Done(Outcome::Dead)
+            }
+            // Whatever became of it, storing it again finds the same entry.
+            Err(fault) => uncounted("storing the dead letter", &fault),
         }
     }
 

@@ -85,6 +85,7 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
             layout: Arc::clone(&shared.layout),
             open: Mutex::default(),
             next: AtomicU64::new(0),
+            late: Mutex::default(),
         });
         Self {
             routes: Routes {
@@ -190,6 +191,7 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
         let statements = self.shared.layout.statements();
         // A stop drops this wherever it waits.
         let mut conn = ClosedUnlessDone::new(self.shared.pool.acquire().await?);
+        self.settle.settle_late(&mut conn.conn).await?;
         let leased = Db::lease(&mut conn.conn, statements, &terms).await?;
         conn.is_done = true;
         let is_full = leased.len() >= terms.most;
@@ -274,6 +276,15 @@ struct Leases<Db: InboxDatabase> {
     layout: Arc<Layout<Db>>,
     open: Mutex<HashMap<u64, Lease>>,
     next: AtomicU64,
+    /// What could not be settled when it was asked for, and is tried again.
+    late: Mutex<Vec<(Lease, Settled)>>,
+}
+
+/// How a lease ends.
+#[derive(Debug, Clone, Copy)]
+enum Settled {
+    Removed,
+    Released { delay: Duration },
 }
 
 impl<Db: InboxDatabase> Leases<Db> {
@@ -291,6 +302,38 @@ impl<Db: InboxDatabase> Leases<Db> {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&token.number())
+    }
+
+    /// What is late may have to wait for its lease to run out otherwise.
+    async fn settle_late(&self, conn: &mut Db::Connection) -> Result<(), sqlx::Error> {
+        while let Some((lease, settled)) = self.pop_late() {
+            let statements = self.layout.statements();
+            let answer = match settled {
+                Settled::Removed => {
+                    Db::remove(conn, statements, std::slice::from_ref(&lease)).await
+                }
+                Settled::Released { delay } => Db::release(conn, statements, &lease, delay).await,
+            };
+            if let Err(error) = answer {
+                self.note_late(lease, settled);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn note_late(&self, lease: Lease, settled: Settled) {
+        self.late
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((lease, settled));
+    }
+
+    fn pop_late(&self) -> Option<(Lease, Settled)> {
+        self.late
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop()
     }
 
     async fn connection(&self) -> Result<PoolConnection<Db>, SettleError> {
@@ -324,7 +367,12 @@ impl<Db: InboxDatabase> Settle for Leases<Db> {
             };
             match verdict {
                 Verdict::HandBack { delay } => {
-                    answers.push(self.release(&lease, delay.unwrap_or_default()).await);
+                    let delay = delay.unwrap_or_default();
+                    let answer = self.release(&lease, delay).await;
+                    if answer.is_err() {
+                        self.note_late(lease, Settled::Released { delay });
+                    }
+                    answers.push(answer);
                 }
                 // An ack, and nothing else is left.
                 _ => {
@@ -339,6 +387,9 @@ impl<Db: InboxDatabase> Settle for Leases<Db> {
         let (positions, leases): (Vec<_>, Vec<_>) = done.into_iter().unzip();
         if let Err(error) = self.remove(&leases).await {
             let error = Arc::new(error);
+            for lease in leases {
+                self.note_late(lease, Settled::Removed);
+            }
             for position in positions {
                 answers[position] = Err(SettleError::Failed(Arc::clone(&error).into()));
             }
