@@ -61,6 +61,9 @@ pub struct Capabilities {
     /// read again, a topic whose offsets are set back); `None`: the adapter knows no such time. The inbox has to
     /// remember its messages for longer.
     pub redelivery_window: Option<Duration>,
+    /// The largest payload that the broker delivers, in bytes; `None`: it is not known. What the database cannot store
+    /// can be neither parked nor kept as a dead letter.
+    pub largest_payload: Option<u64>,
 }
 
 impl Capabilities {
@@ -73,6 +76,7 @@ impl Capabilities {
             settle_window: None,
             orders_by_key: false,
             redelivery_window: None,
+            largest_payload: None,
         }
     }
 
@@ -108,6 +112,13 @@ impl Capabilities {
     #[must_use]
     pub const fn redelivery_window(mut self, window: Duration) -> Self {
         self.redelivery_window = Some(window);
+        self
+    }
+
+    /// Sets the largest payload, in bytes.
+    #[must_use]
+    pub const fn largest_payload(mut self, bytes: u64) -> Self {
+        self.largest_payload = Some(bytes);
         self
     }
 }

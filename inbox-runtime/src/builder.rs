@@ -675,6 +675,19 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 return None;
             }
         };
+        let (largest, limited_by) = inspection.largest_payload;
+        for (name, source) in &self.sources {
+            if let Some(bytes) = source.capabilities().largest_payload
+                && bytes > largest
+            {
+                problems.push(format!(
+                    "source `{name}` delivers payloads of up to {bytes} bytes, but {} stores at most {largest} \
+                     ({limited_by}): a larger one could be neither parked nor kept as a dead letter; raise that limit, or \
+                     lower the broker's",
+                    Db::NAME
+                ));
+            }
+        }
         for finding in &inspection.findings {
             match finding.severity {
                 Severity::Problem => problems.push(finding.text.clone()),

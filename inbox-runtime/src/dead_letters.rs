@@ -319,6 +319,7 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
         let Inspection {
             findings,
             statements,
+            ..
         } = {
             let mut conn = pool.acquire().await?;
             Db::inspect(&mut conn, tables, &requisites).await?

@@ -505,6 +505,10 @@ pub struct Requisites {
     pub behind_pooler: bool,
 }
 
+/// What a message may have beside its payload in the same statement, in bytes.
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
+pub(crate) const BESIDE_PAYLOAD: u64 = 1024 * 1024;
+
 /// What a look at the database found.
 #[derive(Debug)]
 pub struct Inspection<Db: InboxDatabase> {
@@ -512,6 +516,8 @@ pub struct Inspection<Db: InboxDatabase> {
     pub findings: Vec<Finding>,
     /// Statements for the tables as they are.
     pub statements: Db::Statements,
+    /// The largest payload that can be stored beside its properties and headers, in bytes, and what limits it.
+    pub largest_payload: (u64, &'static str),
 }
 
 /// One thing that start-up should tell.

@@ -123,7 +123,7 @@ pub(crate) fn remaining(microseconds: i64) -> Duration {
 }
 
 /// Microseconds, as far as a database counts them.
-#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) fn microseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }

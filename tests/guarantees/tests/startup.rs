@@ -11,8 +11,9 @@ use inbox_guarantees::{
 };
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{
-    BuildError, DedupKey, Handler, HandlerError, HandlerSpec, IdSource, Inbox, InboxDatabase,
-    Incoming, MessageId, Requirements, RetryPolicy, State, Tx, inbox_handler, migrate,
+    BuildError, Capabilities, DedupKey, Handler, HandlerError, HandlerSpec, IdSource, Inbox,
+    InboxDatabase, Incoming, MessageId, Requirements, RetryPolicy, State, Tx, inbox_handler,
+    migrate,
 };
 use sqlx::Pool;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
@@ -221,6 +222,24 @@ on_each_database! {
         all_acked(&broker).await;
         running.stop().await;
         sandbox.assert_stored_once("m-1").await;
+    }
+
+    /// K9: what is too large to be stored would lose its session each time it comes.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_source_of_messages_that_no_dead_letter_could_hold_is_refused_with_both_sizes() {
+        let sandbox = Db::fresh(3).await;
+        let broker = MemoryBroker::new();
+        let build = |bytes| {
+            let capabilities = Capabilities::new().largest_payload(bytes);
+            Inbox::builder(sandbox.pool.clone())
+                .source("orders", broker.source("orders").behave_as(capabilities))
+                .serve(charge::handler())
+                .build()
+        };
+        build(1024 * 1024).await.unwrap();
+        let refused = build(8_000_000_000).await.unwrap_err();
+        assert_eq!(refused.problems().len(), 1, "{refused}");
+        assert_told(&refused, &["`orders`", "8000000000 bytes", "stores at most"]);
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -155,10 +155,7 @@ pub(super) async fn judge_server(
             ));
         }
     }
-    let packet = setting(conn, "max_allowed_packet").await?;
-    let packet: u64 = packet
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(u64::MAX);
+    let packet = packet(conn).await?;
     if packet < SMALL_PACKET {
         findings.push(Finding::warning(format!(
             "max_allowed_packet = {packet}: a message of about that size can be neither processed nor kept as a dead \
@@ -226,4 +223,12 @@ async fn pairs(
             ))
         })
         .collect()
+}
+
+/// The largest packet that the server takes, in bytes.
+pub(super) async fn packet(conn: &mut MySqlConnection) -> Result<u64, sqlx::Error> {
+    let packet = setting(conn, "max_allowed_packet").await?;
+    Ok(packet
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(u64::MAX))
 }

@@ -26,9 +26,9 @@ use self::session::{Transaction, garbled, text_of};
 use self::statements::MySqlStatements;
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing, Finding,
-    InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement, TraceOfClaim,
-    driver_text, level, migrations, roll_back_all, uneven_depth,
+    BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
+    Finding, InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement,
+    TraceOfClaim, driver_text, level, migrations, roll_back_all, uneven_depth,
 };
 use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
@@ -134,6 +134,10 @@ impl InboxDatabase for MySql {
         Ok(Inspection {
             findings,
             statements: MySqlStatements::new(tables, &database, flavour),
+            largest_payload: (
+                inspect::packet(conn).await?.saturating_sub(BESIDE_PAYLOAD),
+                "max_allowed_packet",
+            ),
         })
     }
 

@@ -13,9 +13,9 @@ use self::dead_letters::DeadLetterStatements;
 use super::dead_letters::holds;
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing, Finding,
-    InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement, TraceOfClaim,
-    driver_text, level, migrations, roll_back_all, schema_findings, uneven_depth,
+    BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
+    Finding, InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement,
+    TraceOfClaim, driver_text, level, migrations, roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
@@ -302,6 +302,7 @@ impl InboxDatabase for Postgres {
         Ok(Inspection {
             findings,
             statements,
+            largest_payload: ((1 << 30) - BESIDE_PAYLOAD, "the largest value of a column"),
         })
     }
 

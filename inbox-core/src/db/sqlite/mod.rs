@@ -12,9 +12,9 @@ use self::dead_letters::DeadLetterStatements;
 use super::dead_letters::holds;
 use super::executor::executor_for_tx;
 use super::{
-    Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing, Finding,
-    InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement, TraceOfClaim,
-    driver_text, migrations, roll_back_all, schema_findings, uneven_depth,
+    BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
+    Finding, InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement,
+    TraceOfClaim, driver_text, migrations, roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
@@ -181,6 +181,8 @@ impl InboxDatabase for Sqlite {
         Ok(Inspection {
             findings,
             statements: SqliteStatements::new(tables, requisites.claim_wait),
+            // SQLITE_MAX_LENGTH
+            largest_payload: (1_000_000_000 - BESIDE_PAYLOAD, "the largest row"),
         })
     }
 

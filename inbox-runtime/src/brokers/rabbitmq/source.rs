@@ -44,6 +44,7 @@ pub struct RabbitMqSource {
     consumer_tag: String,
     id_sources: Vec<IdSource>,
     settle_window: Option<Duration>,
+    largest_payload: Option<u64>,
     orders_by_routing_key: bool,
 }
 
@@ -61,6 +62,7 @@ impl RabbitMqSource {
                 IdSource::Header("x-message-id".to_owned()),
             ],
             settle_window: Some(CONSUMER_TIMEOUT),
+            largest_payload: None,
             orders_by_routing_key: false,
         }
     }
@@ -101,6 +103,14 @@ impl RabbitMqSource {
     #[must_use]
     pub fn settle_window(mut self, window: impl Into<Option<Duration>>) -> Self {
         self.settle_window = window.into();
+        self
+    }
+
+    /// The largest payload that the server takes, in bytes: its `max_message_size`. The start is refused when the
+    /// database could not keep such a message. Without this nothing is compared.
+    #[must_use]
+    pub const fn largest_payload(mut self, bytes: u64) -> Self {
+        self.largest_payload = Some(bytes);
         self
     }
 
@@ -183,9 +193,10 @@ impl Source for RabbitMqSource {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities = Capabilities::new()
+        let mut capabilities = Capabilities::new()
             .counts_hand_backs(true)
             .orders_by_key(self.orders_by_routing_key);
+        capabilities.largest_payload = self.largest_payload;
         match self.settle_window {
             Some(window) => capabilities.settle_window(window),
             None => capabilities,
