@@ -43,7 +43,7 @@ pub(crate) struct StoredIntake<Db: InboxDatabase> {
 
 /// What a look at the database came to.
 enum Round {
-    /// It was not asked: as many messages as there may be are in work.
+    /// As many messages as there may be are in work.
     NoRoom,
     /// To be asked again after the pause.
     Done { pause: Duration },
@@ -114,10 +114,13 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
             };
             let pause = match round {
                 Ok(Ok(Round::NoRoom)) => {
+                    failures = 0;
+                    self.shared.monitor.database().note_up();
                     tokio::select! {
                         biased;
                         () = stop.cancelled() => break,
                         _slot = self.slots.acquire() => {}
+                        () = tokio::time::sleep(self.shared.poll) => {}
                     }
                     continue;
                 }
@@ -178,17 +181,20 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
         {
             room.push(slot);
         }
+        let consumers = self.consumers();
+        let statements = self.shared.layout.statements();
         if room.is_empty() {
+            // Asked all the same: somebody may want to know whether the database answers.
+            let mut conn = self.shared.pool.acquire().await?;
+            Db::next_due(&mut conn, statements, &consumers).await?;
             return Ok(Round::NoRoom);
         }
-        let consumers = self.consumers();
         let terms = LeaseTerms {
             consumers: &consumers,
             worker: &self.worker,
             duration: self.shared.lease,
             most: room.len(),
         };
-        let statements = self.shared.layout.statements();
         // A stop drops this wherever it waits.
         let mut conn = ClosedUnlessDone::new(self.shared.pool.acquire().await?);
         self.settle.settle_late(&mut conn.conn).await?;

@@ -670,3 +670,224 @@ async fn a_message_that_cannot_be_parked_at_once_is_not_run_until_it_is_dead() {
         "within seconds it was run {runs} times, and is {dead:?}, with a delay of an hour between two tries"
     );
 }
+
+/// What is down is told so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_away_is_not_healthy_because_the_intake_has_no_room() {
+    use inbox_runtime::Condition;
+    use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+    let _ = inbox_guarantees::EventLog::of_process();
+    let sandbox = <sqlx::Postgres as TestDatabase>::fresh(6).await;
+    let direct: PgConnectOptions = sandbox.url.parse().unwrap();
+    let target = format!("{}:{}", direct.get_host(), direct.get_port())
+        .parse()
+        .unwrap();
+    let proxy = FaultProxy::to(target).await;
+    let pool = PgPoolOptions::new()
+        .max_connections(4)
+        .acquire_timeout(Duration::from_secs(2))
+        .connect_lazy_with(direct.port(proxy.address().port()));
+    let broker = MemoryBroker::new();
+    let script = Script::default().first(
+        "m-1",
+        [
+            vec![Step::Fail("not today")],
+            vec![Step::Sleep(Duration::from_secs(4))],
+        ],
+    );
+    let inbox = Inbox::builder(pool)
+        .source(
+            "orders",
+            broker.source("orders").behave_as(Capabilities::new()),
+        )
+        .messages_per_transaction(1)
+        .serve(postgres::charge::handler())
+        .state(script.clone())
+        .concurrency(1)
+        .prefetch(1)
+        .longest_hold(Duration::from_millis(1))
+        .poll_interval(Duration::from_millis(20))
+        .lease(Duration::from_secs(15))
+        .retry(RetryPolicy::default().first_delay(Duration::from_millis(50)))
+        .build()
+        .await
+        .unwrap();
+    let monitor = inbox.monitor();
+    let running = Running::start(inbox);
+    broker.publish("orders", order("m-1"));
+    eventually("the parked run", || async { script.runs("m-1") == 2 }).await;
+    proxy.refuse();
+    proxy.cut();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut up = 0;
+    for _ in 0..70 {
+        up += usize::from(monitor.health().database == Condition::Up);
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    proxy.accept();
+    eventually("the end", || async {
+        sandbox.ledger_rows("m-1").await == 1
+    })
+    .await;
+    running.stop().await;
+    assert_eq!(up, 0, "of 70 looks at a database that is away found it up");
+}
+
+/// After an outage, a parked message is tried as soon as the database is back, and not when its lease has run out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_message_does_not_wait_for_the_end_of_its_lease_after_an_outage() {
+    use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+    let sandbox = <sqlx::Postgres as TestDatabase>::fresh(6).await;
+    let direct: PgConnectOptions = sandbox.url.parse().unwrap();
+    let target = format!("{}:{}", direct.get_host(), direct.get_port())
+        .parse()
+        .unwrap();
+    let proxy = FaultProxy::to(target).await;
+    let pool = PgPoolOptions::new()
+        .max_connections(4)
+        .acquire_timeout(Duration::from_secs(2))
+        .connect_lazy_with(direct.port(proxy.address().port()));
+    let broker = MemoryBroker::new();
+    let script = Script::default().first(
+        "m-1",
+        [
+            vec![Step::Fail("not today")],
+            vec![Step::Sleep(Duration::from_secs(1))],
+            Vec::new(),
+        ],
+    );
+    let inbox = Inbox::builder(pool)
+        .source(
+            "orders",
+            broker.source("orders").behave_as(Capabilities::new()),
+        )
+        .messages_per_transaction(1)
+        .serve(postgres::charge::handler())
+        .state(script.clone())
+        .concurrency(1)
+        .longest_hold(Duration::from_millis(1))
+        .poll_interval(Duration::from_millis(20))
+        .retry(RetryPolicy::default().first_delay(Duration::from_millis(50)))
+        .build()
+        .await
+        .unwrap();
+    let running = Running::start(inbox);
+    broker.publish("orders", order("m-1"));
+    eventually("the parked run", || async { script.runs("m-1") == 2 }).await;
+    proxy.refuse();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    proxy.accept();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let done = sandbox.ledger_rows("m-1").await;
+    let left =
+        <sqlx::Postgres as TestDatabase>::texts(&sandbox.pool, "SELECT status FROM inbox_messages")
+            .await;
+    running.stop().await;
+    assert_eq!(done, 1, "20 s after the database came back: {left:?}");
+}
+
+#[inbox_handler(consumer = "billing", on = "Refunded")]
+async fn refund(_order: OrderPlaced, _tx: &mut Tx<sqlx::Postgres>) -> Result<(), HandlerError> {
+    Ok(())
+}
+
+/// A replayed message that was processed meanwhile (its copy came) and is leased by an instance whose consumer does not
+/// take its type is a duplicate, and no dead letter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_was_processed_is_no_dead_letter_where_its_consumer_has_another_handler() {
+    type Db = sqlx::Postgres;
+    let sandbox = <Db as TestDatabase>::fresh(6).await;
+    let script = Script::default().once("m-1", [Step::Fail("not today")]);
+    let stage = Stage::start(
+        &sandbox.pool,
+        script,
+        postgres::charge_once::handler(),
+        |builder| builder,
+    )
+    .await;
+    stage.deliver("m-1").await;
+    let letters = letters(&sandbox).await;
+    let id = letters.list(&DeadLetterQuery::new()).await.unwrap().entries[0].id;
+    stage.stop().await;
+    letters.replay(id, "ada").await.unwrap();
+    <Db as TestDatabase>::run(
+        &sandbox.pool,
+        "UPDATE inbox_messages SET next_attempt_at = now() + interval '1 hour'",
+    )
+    .await;
+    let stage = Stage::start(
+        &sandbox.pool,
+        Script::default(),
+        postgres::charge_once::handler(),
+        |builder| builder,
+    )
+    .await;
+    stage.deliver("m-1").await;
+    stage.stop().await;
+    let processed = sandbox.ledger_rows("m-1").await;
+    <Db as TestDatabase>::run(
+        &sandbox.pool,
+        "UPDATE inbox_messages SET next_attempt_at = now()",
+    )
+    .await;
+    let broker = MemoryBroker::new();
+    let inbox = Inbox::builder(sandbox.pool.clone())
+        .source("orders", broker.source("orders"))
+        .register(refund::handler())
+        .concurrency(1)
+        .poll_interval(Duration::from_millis(20))
+        .build()
+        .await
+        .unwrap();
+    let running = Running::start(inbox);
+    eventually("nothing waits", || async { parked(&sandbox).await == 0 }).await;
+    running.stop().await;
+    let open = letters.list(&DeadLetterQuery::new()).await.unwrap().entries;
+    let reasons: Vec<_> = open.iter().map(|entry| entry.reason.clone()).collect();
+    assert_eq!(
+        reasons.len() as i64 + processed,
+        1,
+        "processed {processed} times and an open dead letter {reasons:?}"
+    );
+}
+
+/// In a shared transaction too an open dead letter holds its id, whether or not anything is counted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_without_a_count_holds_its_id_in_a_shared_transaction_on_mysql() {
+    type Db = sqlx::MySql;
+    let sandbox = <Db as TestDatabase>::fresh(6).await;
+    let script = Script::default().once("m-1", [Step::Fail("not today")]);
+    let stage = Stage::start(
+        &sandbox.pool,
+        script,
+        mysql::charge_once::handler(),
+        |builder| builder,
+    )
+    .await;
+    stage.deliver("m-1").await;
+    stage.stop().await;
+    // As after R.
+    <Db as TestDatabase>::run(&sandbox.pool, "DELETE FROM inbox_attempts").await;
+    let broker = MemoryBroker::new();
+    for number in 1..6 {
+        broker.publish("orders", order(&format!("m-{number}")));
+    }
+    let inbox = Inbox::builder(sandbox.pool.clone())
+        .source("orders", broker.source("orders"))
+        .register(mysql::charge_once::handler())
+        .messages_per_transaction(16)
+        .share_at_once()
+        .state(Script::default())
+        .concurrency(1)
+        .build()
+        .await
+        .unwrap();
+    let running = Running::start(inbox);
+    all_acked(&broker).await;
+    running.stop().await;
+    assert_eq!(
+        sandbox.ledger_rows("m-1").await,
+        0,
+        "processed and dead: alone it is held back, among others it is run"
+    );
+}
