@@ -622,14 +622,22 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
         id: i64,
     ) -> Result<Discarded, DeadLetterError> {
         let statements = self.statements();
-        self.begin(session).await?;
         let entry = Db::find_dead_letter(session.tx(), statements, id)
             .await?
             .ok_or(DeadLetterError::Unknown { id })?;
+        // After a replay, counted failures belong to what became of that.
+        let key = key_of(&entry).filter(|_| entry.is_open());
+        // With the claim, nobody keeps another message under the id meanwhile.
+        let is_claimed = match key {
+            Some(key) => self.claim(session, id, key).await?,
+            None => false,
+        };
+        if !is_claimed {
+            self.begin(session).await?;
+        }
         let mut forgot_failures = false;
-        // After a replay, counted failures belong to what became of that; and the message of another open entry is held
-        // back by them.
-        if let Some(key) = key_of(&entry).filter(|_| entry.is_open())
+        // The message of another open entry is held back by them.
+        if let Some(key) = key
             && Db::dead_letter_beside(session.tx(), statements, key, id)
                 .await?
                 .is_none()
@@ -646,6 +654,9 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
         }
         if !Db::remove_dead_letter(session.tx(), statements, id).await? {
             return Err(DeadLetterError::Unknown { id });
+        }
+        if let Some(key) = key.filter(|_| is_claimed) {
+            session.withdraw_claim(key).await?;
         }
         commit(session, id).await?;
         Ok(Discarded {

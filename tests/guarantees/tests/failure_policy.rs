@@ -891,3 +891,77 @@ async fn a_dead_letter_without_a_count_holds_its_id_in_a_shared_transaction_on_m
         "processed and dead: alone it is held back, among others it is run"
     );
 }
+
+/// While a person discards an entry, another message under its id is kept beside it: from then on that one must hold
+/// the id.
+trait Beside: TestDatabase {
+    fn keep_beside(
+        pool: &sqlx::Pool<Self>,
+    ) -> impl Future<Output = sqlx::Transaction<'static, Self>> + Send;
+    fn end(tx: sqlx::Transaction<'static, Self>) -> impl Future<Output = ()> + Send;
+}
+
+macro_rules! beside {
+    ($db:ty) => {
+        impl Beside for $db {
+            /// As `keep_beside` in the path does it, up to the withdrawal of the claim.
+            async fn keep_beside(pool: &sqlx::Pool<Self>) -> sqlx::Transaction<'static, Self> {
+                let mut tx = pool.begin().await.unwrap();
+                for sql in [
+                    "INSERT INTO inbox_processed_messages (message_id, consumer_name) VALUES ('m-1', 'billing')",
+                    "INSERT INTO inbox_dead_letters (entry_key, source, consumer_name, message_id, message_type, handler, reason, \
+                     failure, attempts, headers, payload) VALUES ('another', 'orders', 'billing', 'm-1', 'OrderPlaced', 'charge', \
+                     'held', 'another payload', 1, '{}', 'x')",
+                ] {
+                    sqlx::query(sql).execute(&mut *tx).await.unwrap();
+                }
+                tx
+            }
+            async fn end(mut tx: sqlx::Transaction<'static, Self>) {
+                sqlx::query("DELETE FROM inbox_processed_messages").execute(&mut *tx).await.unwrap();
+                tx.commit().await.unwrap();
+            }
+        }
+    };
+}
+beside!(sqlx::Postgres);
+beside!(sqlx::MySql);
+
+async fn keeps_beside<H: Handler>(handler: H)
+where
+    H::Db: Beside + ScriptDatabase,
+{
+    let sandbox = H::Db::fresh(10).await;
+    let script = Script::default().once("m-1", [Step::Fail("not today")]);
+    let stage = Stage::start(&sandbox.pool, script, handler, |builder| builder).await;
+    stage.deliver("m-1").await;
+    assert_eq!(sandbox.dead_letters().await, ["attempts_exhausted"]);
+    let letters = letters(&sandbox).await;
+    let id = letters.list(&DeadLetterQuery::new()).await.unwrap().entries[0].id;
+    let keeping = H::Db::keep_beside(&sandbox.pool).await;
+    let discarding = tokio::spawn(async move { letters.discard(id, "ada").await });
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    H::Db::end(keeping).await;
+    discarding.await.unwrap().unwrap();
+    assert_eq!(sandbox.dead_letters().await, ["held"]);
+    stage.deliver("m-1").await;
+    let (ledger, dead) = (
+        sandbox.ledger_rows("m-1").await,
+        sandbox.dead_letters().await,
+    );
+    stage.stop().await;
+    assert_eq!(
+        ledger, 0,
+        "processed although an entry is open under the id: {dead:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_that_is_kept_beside_a_discarded_one_holds_the_id_on_postgres() {
+    keeps_beside(postgres::charge_once::handler()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_entry_that_is_kept_beside_a_discarded_one_holds_the_id_on_mysql() {
+    keeps_beside(mysql::charge_once::handler()).await;
+}
