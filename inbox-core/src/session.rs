@@ -303,7 +303,8 @@ impl<Db: InboxDatabase> Session<Db> {
         Ok(counted)
     }
 
-    /// Notes in a transaction of its own that a counted start came to an end.
+    /// Notes in a transaction of its own that a counted start came to an end; nothing at all counts any more against a
+    /// message that was processed.
     ///
     /// # Errors
     ///
@@ -312,9 +313,15 @@ impl<Db: InboxDatabase> Session<Db> {
         &mut self,
         begin: &Arc<str>,
         key: ClaimKey<'_>,
+        is_processed: bool,
     ) -> Result<(), sqlx::Error> {
         self.begin(begin).await?;
-        Db::forget_start(self.tx.conn(), &self.layout.statements, key).await?;
+        let statements = &self.layout.statements;
+        if is_processed {
+            Db::forget_counted(self.tx.conn(), statements, key).await?;
+        } else {
+            Db::forget_start(self.tx.conn(), statements, key).await?;
+        }
         self.commit().await
     }
 

@@ -593,7 +593,7 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
             if let Some(other) = Db::dead_letter_beside(session.tx(), statements, key, id).await? {
                 return Err(DeadLetterError::Beside { id, other });
             }
-            Db::forget_failures_of_dead_letter(session.tx(), statements, key).await?;
+            Db::forget_counted(session.tx(), statements, key).await?;
         }
         let locked = Db::lock_dead_letter(session.tx(), statements, id)
             .await?
@@ -642,8 +642,7 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
                 .await?
                 .is_none()
         {
-            forgot_failures =
-                Db::forget_failures_of_dead_letter(session.tx(), statements, key).await?;
+            forgot_failures = Db::forget_counted(session.tx(), statements, key).await?;
         }
         // A replay that failed may have opened it again since it was looked at: then it is the message's only place.
         let now = Db::lock_dead_letter(session.tx(), statements, id)

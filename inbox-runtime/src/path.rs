@@ -668,7 +668,9 @@ impl<Db: InboxDatabase> Worker<Db> {
                 Err(_) => return,
             },
         };
-        let forgetting = session.forget_start(&self.shared.begin, attempt.key());
+        // Also what a process left that died with a copy of it in its hands.
+        let is_processed = matches!(ending, Ending::Done(Outcome::Duplicate));
+        let forgetting = session.forget_start(&self.shared.begin, attempt.key(), is_processed);
         match limited(STATEMENT_LIMIT, "forgetting the start", forgetting).await {
             Ok(()) => {
                 self.session = Some(session);

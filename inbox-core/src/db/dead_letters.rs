@@ -76,9 +76,9 @@ pub trait DeadLetterStore: Dialect {
         by: &str,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Forgets the failures counted under a key, so that the message has all its attempts again. Answers whether there
+    /// Forgets the failures and starts counted under a key, so that its message has all its attempts again. Answers whether there
     /// were any.
-    fn forget_failures_of_dead_letter(
+    fn forget_counted(
         conn: &mut Self::Connection,
         statements: &Self::Statements,
         key: ClaimKey<'_>,

@@ -264,7 +264,7 @@ impl DeadLetterStore for MySql {
         }
     }
 
-    async fn forget_failures_of_dead_letter(
+    async fn forget_counted(
         conn: &mut MySqlConnection,
         statements: &MySqlStatements,
         key: ClaimKey<'_>,

@@ -143,7 +143,7 @@ impl DeadLetterStore for Postgres {
         }
     }
 
-    async fn forget_failures_of_dead_letter(
+    async fn forget_counted(
         conn: &mut PgConnection,
         statements: &Self::Statements,
         key: ClaimKey<'_>,

@@ -140,7 +140,7 @@ impl DeadLetterStore for Sqlite {
         }
     }
 
-    async fn forget_failures_of_dead_letter(
+    async fn forget_counted(
         conn: &mut SqliteConnection,
         statements: &Self::Statements,
         key: ClaimKey<'_>,
