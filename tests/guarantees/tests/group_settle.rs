@@ -277,7 +277,9 @@ async fn shared_transactions_are_acked_together_up_to_the_message_that_waits_for
         .register(charge::handler())
         .concurrency(1)
         .messages_per_transaction(16)
-        .prefetch(120);
+        .prefetch(120)
+        // It waits here, not in the database.
+        .longest_hold(Duration::from_secs(60 * 60));
     let running = Running::start(inbox.build().await.unwrap());
     eventually("all are acked but the one that waits", || async {
         record.acks().len() == 119
