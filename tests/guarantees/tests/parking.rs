@@ -297,7 +297,7 @@ on_each_database! {
         let sandbox = Db::fresh(5).await;
         let broker = MemoryBroker::new();
         let script = Script::default()
-            .once("m-1", [Step::Fail("not today")])
+            .always("m-1", [Step::Fail("not today")])
             .once("m-2", [Step::Fail("not today")]);
         let running = start(&sandbox, &broker, &script, charge::handler(), |builder| {
             builder.retry(RetryPolicy::default().first_delay(Duration::from_secs(1)))

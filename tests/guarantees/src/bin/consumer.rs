@@ -87,6 +87,8 @@ on_each_database! {
             .state(Arc::clone(&orders))
             .prefetch(if orders.under_load { PREFETCH_UNDER_LOAD } else { PREFETCH })
             .claim_wait(Duration::from_secs(5))
+            // What fails here is tried by another copy, and not parked.
+            .longest_hold(Duration::from_secs(if orders.first_fails.is_some() { 60 } else { 1 }))
             .grace(Duration::from_secs(if orders.no_grace { 0 } else { 25 }))
             .on_step(hook);
         let inbox = if orders.notifications {
