@@ -24,10 +24,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Everything that the attribute said.
     const SPEC: HandlerSpec;
 
-    /// What the parameters need from the builder. Default: nothing.
-    fn requirements(needs: &mut Requirements) {
-        let _ = needs;
-    }
+    /// What the parameters need from the builder.
+    fn requirements(needs: &mut Requirements);
 
     /// Decodes, extracts and runs the handler in the open transaction.
     ///

@@ -203,12 +203,8 @@ fn separator(place: Span, tokens: &mut TokenStream) {
     Token![::](place).to_tokens(tokens);
 }
 
-/// What `build()` must be able to provide, asked once. Without extractors it is what the trait says, nothing: an item
-/// less to compile.
-fn requirements(parameters: &Parameters<'_>, roles: &Roles, root: &Root) -> Option<TokenStream> {
-    if parameters.extractors.is_empty() {
-        return None;
-    }
+/// What `build()` must be able to provide, asked once.
+fn requirements(parameters: &Parameters<'_>, roles: &Roles, root: &Root) -> TokenStream {
     let place = parameters.transaction.first;
     let at = root.at(place);
     let needs = Ident::new("__needs", Span::mixed_site());
@@ -217,11 +213,11 @@ fn requirements(parameters: &Parameters<'_>, roles: &Roles, root: &Root) -> Opti
         let (place, _) = extractor.ends();
         quote_spanned!(place=> #asked(#needs);)
     });
-    Some(quote_spanned! {place=>
+    quote_spanned! {place=>
         fn requirements(#needs: &mut #at::__private::Requirements) {
             #(#asked)*
         }
-    })
+    }
 }
 
 /// Input: as of [`handler`]

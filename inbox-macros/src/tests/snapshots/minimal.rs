@@ -23,6 +23,7 @@ const _: () = {
             ::core::file!(),
             ::core::line!(),
         );
+        fn requirements(__needs: &mut ::inbox_core::__private::Requirements) {}
         fn call<'a>(
             &'a self,
             __incoming: &'a [::inbox_core::__private::Incoming<'_>],
