@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// How long a test waits for something that a child process says.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What a child process consumes, and how it misbehaves.
 #[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]

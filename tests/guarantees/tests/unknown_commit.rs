@@ -311,7 +311,7 @@ async fn a_commit_that_waits_for_a_missing_standby_is_not_acked_before_it_ends()
 
     eventually("COMMIT waits", || async {
         let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
-        Postgres::number(&admin, waiting).await == 1
+        Postgres::number(&admin, waiting).await >= 1
     })
     .await;
     // The unknown outcome, and then twice a copy in work elsewhere: the server's session still holds the claim.
