@@ -162,7 +162,7 @@ impl<Db: InboxDatabase> Purge<Db> {
                     limit: self.policy.rows,
                     from: from.as_ref(),
                 };
-                let Purged::Batch {
+                let Purged::Rows {
                     examined,
                     removed,
                     next,

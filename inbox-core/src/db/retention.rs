@@ -77,7 +77,7 @@ pub enum Purged {
     /// Nothing: another session is at it.
     Elsewhere,
     /// It did its part.
-    Batch {
+    Rows {
         /// How many expired rows it looked at. Fewer than the limit: there are no more.
         examined: u64,
         /// How many of them it removed; the others are still needed.
@@ -90,7 +90,7 @@ pub enum Purged {
 impl Purged {
     /// A batch that found nothing.
     #[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
-    pub(crate) const NOTHING: Self = Self::Batch {
+    pub(crate) const NOTHING: Self = Self::Rows {
         examined: 0,
         removed: 0,
         next: None,

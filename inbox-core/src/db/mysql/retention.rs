@@ -153,7 +153,7 @@ async fn batch_of(
         .iter()
         .filter(|(time, is_needed)| time == at && *is_needed);
     let kept = i64::try_from(kept.count()).unwrap_or(i64::MAX);
-    Ok(Purged::Batch {
+    Ok(Purged::Rows {
         examined: u64::try_from(rows.len()).unwrap_or(u64::MAX),
         removed,
         next: Some(PurgePosition::after(batch.from, at.clone(), kept)),

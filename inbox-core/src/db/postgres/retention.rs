@@ -114,7 +114,7 @@ impl Retention for Postgres {
         let Some(at) = row.try_get::<Option<String>, _>(2)? else {
             return Ok(Purged::NOTHING);
         };
-        Ok(Purged::Batch {
+        Ok(Purged::Rows {
             examined: count(0)?,
             removed: count(1)?,
             next: Some(PurgePosition::after(batch.from, at, row.try_get(3)?)),

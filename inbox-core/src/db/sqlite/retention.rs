@@ -99,7 +99,7 @@ impl Retention for Sqlite {
         let Some(at) = at else {
             return Ok(Purged::NOTHING);
         };
-        Ok(Purged::Batch {
+        Ok(Purged::Rows {
             examined: u64::try_from(examined).unwrap_or_default(),
             removed,
             next: Some(PurgePosition::after(batch.from, at, kept_last)),
