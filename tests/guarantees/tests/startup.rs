@@ -227,7 +227,7 @@ on_each_database! {
     /// K9: what is too large to be stored would lose its session each time it comes.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_source_of_messages_that_no_dead_letter_could_hold_is_refused_with_both_sizes() {
-        let sandbox = Db::fresh(3).await;
+        let sandbox = Db::fresh(5).await;
         let broker = MemoryBroker::new();
         let build = |bytes| {
             let capabilities = Capabilities::new().largest_payload(bytes);
