@@ -71,6 +71,12 @@ pub fn is_shared() -> bool {
     in_one_transaction() != (1..=1)
 }
 
+/// Whether PostgreSQL's messages are acked after a flush.
+#[must_use]
+pub fn acks_after_a_flush() -> bool {
+    Dispatch::of_this_run() == Dispatch::Flush
+}
+
 /// How often a handler may run for a message that it gets `alone` times where it has its transaction for itself. Beside
 /// others it may run again, uncounted, each time that the failure of one is searched in smaller parts.
 #[must_use]
