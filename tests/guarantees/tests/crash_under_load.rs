@@ -69,13 +69,23 @@ async fn killed_at_random_moments<Db: TestDatabase>() -> (Sandbox<Db>, Said) {
     last.stop().await;
     assert_eq!(queue.left().await, 0, "every delivery is acked");
 
+    // Whoever is in work time and again when its process is killed cannot be told from one that kills it.
+    let suspects = sandbox.dead_letter_texts().await;
+    assert!(
+        suspects.len() < 5
+            && suspects
+                .iter()
+                .all(|text| text.contains("ended with their process")),
+        "{suspects:?}"
+    );
+    let messages = messages - i64::try_from(suspects.len()).unwrap();
     assert_eq!(sandbox.ledger_total().await, messages);
     let ids = "SELECT count(DISTINCT msg_id) FROM ledger";
     assert_eq!(Db::number(&sandbox.pool, ids).await, messages);
     assert_eq!(sandbox.claims_total().await, messages);
     assert_eq!(sandbox.balance("acc-1").await, 100 * messages);
-    assert_eq!(sandbox.dead_letters().await, [""; 0]);
-    let counted = "SELECT count(*) FROM inbox_attempts";
+    let counted = "SELECT count(*) FROM inbox_attempts WHERE message_id NOT IN \
+        (SELECT message_id FROM inbox_dead_letters)";
     assert_eq!(Db::number(&sandbox.pool, counted).await, 0);
     (sandbox, all_said)
 }

@@ -26,7 +26,7 @@ const PREFETCH_UNDER_LOAD: usize = 24;
 
 on_each_database! {
     /// Books as the cases have it.
-    #[inbox_handler(consumer = "billing", max_attempts = 3)]
+    #[inbox_handler(consumer = "billing")]
     async fn charge(
         order: OrderPlaced,
         tx: &mut Tx<Db>,
