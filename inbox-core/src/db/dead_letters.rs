@@ -96,6 +96,177 @@ pub trait DeadLetterStore: Dialect {
 #[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 pub(super) const QUEUED_ID: &str = "dead-letter:";
 
+/// The methods of [`DeadLetterStore`] that bind nothing but the number of an entry, or what a query's builder binds.
+///
+/// The driver's traits for binding are satisfied by a concrete database alone, so this is a macro and no provided method.
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
+macro_rules! dead_letters_by_row {
+    ($conn:ty) => {
+        async fn count_dead_letters(
+            conn: &mut $conn,
+            statements: &Self::Statements,
+            query: &$crate::dead_letter::DeadLetterQuery,
+        ) -> Result<u64, sqlx::Error> {
+            let mut sql =
+                $crate::db::dead_letters::filtered::<Self>(&statements.dead_letters.count, query);
+            let row = sql.build().persistent(false).fetch_one(conn).await?;
+            Ok(u64::try_from(sqlx::Row::try_get::<i64, _>(&row, 0)?).unwrap_or_default())
+        }
+
+        async fn list_dead_letters(
+            conn: &mut $conn,
+            statements: &Self::Statements,
+            query: &$crate::dead_letter::DeadLetterQuery,
+        ) -> Result<Vec<$crate::dead_letter::DeadLetterEntry>, sqlx::Error> {
+            let mut sql =
+                $crate::db::dead_letters::filtered::<Self>(&statements.dead_letters.list, query);
+            $crate::db::dead_letters::paged(&mut sql, query);
+            let rows = sql.build().persistent(false).fetch_all(conn).await?;
+            rows.iter().map($crate::db::dead_letters::entry).collect()
+        }
+
+        async fn read_dead_letter(
+            conn: &mut $conn,
+            statements: &Self::Statements,
+            id: i64,
+        ) -> Result<Option<$crate::dead_letter::StoredDeadLetter>, sqlx::Error> {
+            let row = sqlx::query(statements.dead_letters.read.text())
+                .bind(id)
+                .fetch_optional(conn)
+                .await?;
+            row.as_ref()
+                .map($crate::db::dead_letters::stored)
+                .transpose()
+        }
+
+        async fn find_dead_letter(
+            conn: &mut $conn,
+            statements: &Self::Statements,
+            id: i64,
+        ) -> Result<Option<$crate::dead_letter::DeadLetterEntry>, sqlx::Error> {
+            let row = sqlx::query(statements.dead_letters.find.text())
+                .bind(id)
+                .fetch_optional(conn)
+                .await?;
+            row.as_ref()
+                .map($crate::db::dead_letters::entry)
+                .transpose()
+        }
+
+        async fn remove_dead_letter(
+            conn: &mut $conn,
+            statements: &Self::Statements,
+            id: i64,
+        ) -> Result<bool, sqlx::Error> {
+            let removed = sqlx::query(statements.dead_letters.remove.text())
+                .bind(id)
+                .execute(conn)
+                .await?;
+            Ok(removed.rows_affected() > 0)
+        }
+    };
+}
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
+pub(in crate::db) use dead_letters_by_row;
+
+/// The other methods, where a statement numbers its parameters and compares ids as text.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+macro_rules! dead_letters_by_number {
+    ($conn:ty) => {
+        async fn store_dead_letter(
+            conn: &mut $conn,
+            statements: &Self::Statements,
+            letter: &$crate::dead_letter::DeadLetter<'_>,
+            existing: $crate::dead_letter::ExistingEntry,
+        ) -> Result<(), sqlx::Error> {
+            let statement = match existing {
+                $crate::dead_letter::ExistingEntry::Reopen => &statements.dead_letters.keep,
+                $crate::dead_letter::ExistingEntry::Leave => &statements.dead_letters.keep_beside,
+            };
+            let stored = sqlx::query(statement.text())
+                .bind(letter.entry_key())
+                .bind(letter.source)
+                .bind(letter.consumer)
+                .bind(letter.storable_id())
+                .bind(letter.storable_type())
+                .bind(letter.handler)
+                .bind(letter.reason.as_str())
+                .bind(letter.text.as_str())
+                .bind(i32::try_from(letter.attempts).unwrap_or(i32::MAX))
+                .bind(letter.envelope.to_document())
+                .bind(&**letter.payload())
+                .execute(conn)
+                .await?;
+            match existing {
+                // A trigger that swallows it must not cost the message.
+                $crate::dead_letter::ExistingEntry::Reopen if stored.rows_affected() == 0 => {
+                    Err(sqlx::Error::RowNotFound)
+                }
+                _ => Ok(()),
+            }
+        }
+
+        async fn dead_letter_beside(
+            conn: &mut $conn,
+            statements: &Self::Statements,
+            key: $crate::db::ClaimKey<'_>,
+            id: i64,
+        ) -> Result<Option<i64>, sqlx::Error> {
+            sqlx::query_scalar(statements.dead_letters.beside.text())
+                .bind(key.message_id)
+                .bind(key.consumer)
+                .bind(id)
+                .fetch_optional(conn)
+                .await
+        }
+
+        async fn queue_dead_letter(
+            conn: &mut $conn,
+            statements: &Self::Statements,
+            id: i64,
+        ) -> Result<bool, sqlx::Error> {
+            let queued = sqlx::query(statements.dead_letters.queue.text())
+                .bind(id)
+                .execute(conn)
+                .await?;
+            Ok(queued.rows_affected() > 0)
+        }
+
+        async fn mark_dead_letter_replayed(
+            conn: &mut $conn,
+            statements: &Self::Statements,
+            id: i64,
+            by: &str,
+        ) -> Result<(), sqlx::Error> {
+            let marked = sqlx::query(statements.dead_letters.mark.text())
+                .bind(id)
+                .bind(by)
+                .execute(conn)
+                .await?;
+            match marked.rows_affected() {
+                // A trigger that swallows it.
+                0 => Err(sqlx::Error::RowNotFound),
+                _ => Ok(()),
+            }
+        }
+
+        async fn forget_counted(
+            conn: &mut $conn,
+            statements: &Self::Statements,
+            key: $crate::db::ClaimKey<'_>,
+        ) -> Result<bool, sqlx::Error> {
+            let forgotten = sqlx::query(statements.dead_letters.forget_failures.text())
+                .bind(key.message_id)
+                .bind(key.consumer)
+                .execute(conn)
+                .await?;
+            Ok(forgotten.rows_affected() > 0)
+        }
+    };
+}
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(in crate::db) use dead_letters_by_number;
+
 /// What the databases have in common.
 #[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 mod common {

@@ -1,15 +1,13 @@
+use sqlx::MySql;
 use sqlx::mysql::{MySqlConnection, MySqlRow};
-use sqlx::{MySql, Row as _};
 
 use super::MySqlStatements;
 use super::session::text_of;
 use crate::db::dead_letters::{
-    DeadLetterStore, QUEUED_ID, columns, entry, filtered, holds, paged, stored,
+    DeadLetterStore, QUEUED_ID, columns, dead_letters_by_row, entry, holds,
 };
 use crate::db::{ClaimKey, Statement};
-use crate::dead_letter::{
-    DeadLetter, DeadLetterEntry, DeadLetterQuery, ExistingEntry, StoredDeadLetter,
-};
+use crate::dead_letter::{DeadLetter, DeadLetterEntry, ExistingEntry};
 
 /// Statement texts about dead letters.
 #[derive(Debug)]
@@ -123,6 +121,8 @@ impl DeadLetterStatements {
 }
 
 impl DeadLetterStore for MySql {
+    dead_letters_by_row!(MySqlConnection);
+
     async fn store_dead_letter(
         conn: &mut MySqlConnection,
         statements: &MySqlStatements,
@@ -155,51 +155,6 @@ impl DeadLetterStore for MySql {
             ExistingEntry::Reopen if stored.rows_affected() == 0 => Err(sqlx::Error::RowNotFound),
             _ => Ok(()),
         }
-    }
-
-    async fn count_dead_letters(
-        conn: &mut MySqlConnection,
-        statements: &MySqlStatements,
-        query: &DeadLetterQuery,
-    ) -> Result<u64, sqlx::Error> {
-        let mut sql = filtered::<Self>(&statements.dead_letters.count, query);
-        let row = sql.build().persistent(false).fetch_one(conn).await?;
-        Ok(u64::try_from(row.try_get::<i64, _>(0)?).unwrap_or_default())
-    }
-
-    async fn list_dead_letters(
-        conn: &mut MySqlConnection,
-        statements: &MySqlStatements,
-        query: &DeadLetterQuery,
-    ) -> Result<Vec<DeadLetterEntry>, sqlx::Error> {
-        let mut sql = filtered::<Self>(&statements.dead_letters.list, query);
-        paged(&mut sql, query);
-        let rows = sql.build().persistent(false).fetch_all(conn).await?;
-        rows.iter().map(entry).collect()
-    }
-
-    async fn read_dead_letter(
-        conn: &mut MySqlConnection,
-        statements: &MySqlStatements,
-        id: i64,
-    ) -> Result<Option<StoredDeadLetter>, sqlx::Error> {
-        let row = sqlx::query(statements.dead_letters.read.text())
-            .bind(id)
-            .fetch_optional(conn)
-            .await?;
-        row.as_ref().map(stored).transpose()
-    }
-
-    async fn find_dead_letter(
-        conn: &mut MySqlConnection,
-        statements: &MySqlStatements,
-        id: i64,
-    ) -> Result<Option<DeadLetterEntry>, sqlx::Error> {
-        let row = sqlx::query(statements.dead_letters.find.text())
-            .bind(id)
-            .fetch_optional(conn)
-            .await?;
-        row.as_ref().map(entry).transpose()
     }
 
     async fn lock_dead_letter(
@@ -275,17 +230,5 @@ impl DeadLetterStore for MySql {
             .execute(conn)
             .await?;
         Ok(forgotten.rows_affected() > 0)
-    }
-
-    async fn remove_dead_letter(
-        conn: &mut MySqlConnection,
-        statements: &MySqlStatements,
-        id: i64,
-    ) -> Result<bool, sqlx::Error> {
-        let removed = sqlx::query(statements.dead_letters.remove.text())
-            .bind(id)
-            .execute(conn)
-            .await?;
-        Ok(removed.rows_affected() > 0)
     }
 }

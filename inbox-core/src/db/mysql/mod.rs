@@ -24,6 +24,7 @@ use sqlx_core::transaction::TransactionManager;
 use self::session::MySqlGuard;
 use self::session::{Transaction, garbled, text_of};
 use self::statements::MySqlStatements;
+use super::dead_letters::DeadLetterStore as _;
 use super::executor::executor_for_tx;
 use super::{
     BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
@@ -587,7 +588,7 @@ impl MySqlStatements {
             return self.why_unproven(conn, transaction).await;
         }
         for key in done.keys.iter().filter(|_| done.have_failures) {
-            if let Err(error) = self.of_key(conn, &self.forget_failures, *key).await {
+            if let Err(error) = MySql::forget_counted(conn, self, *key).await {
                 return Sealed::Failed(error);
             }
         }

@@ -24,7 +24,6 @@ pub struct MySqlStatements {
     pub(super) forget_uncounted: Statement,
     pub(super) stored: StoredStatements,
     pub(super) retention: RetentionStatements,
-    pub(super) forget_failures: Statement,
     /// The table of claims, quoted and qualified.
     pub(super) processed: String,
     /// Takes away temporary tables of our names, which would be found before ours, where no other trace of them is.
@@ -98,7 +97,6 @@ impl MySqlStatements {
             )),
             stored: StoredStatements::new(&messages),
             retention: RetentionStatements::new(&processed, &attempts, &dead_letters, &messages),
-            forget_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
             processed,
             drop_temporary,
             flavour,

@@ -1,91 +1,16 @@
+use sqlx::Sqlite;
 use sqlx::sqlite::SqliteConnection;
-use sqlx::{Row as _, Sqlite};
 
+use crate::db::Statement;
 use crate::db::dead_letters::{
-    DeadLetterStore, QUEUED_ID, columns, entry, filtered, holds, paged, stored,
+    DeadLetterStore, QUEUED_ID, columns, dead_letters_by_number, dead_letters_by_row, holds,
 };
-use crate::db::{ClaimKey, Statement};
-use crate::dead_letter::{
-    DeadLetter, DeadLetterEntry, DeadLetterQuery, ExistingEntry, StoredDeadLetter,
-};
+use crate::dead_letter::DeadLetterEntry;
 use crate::tables::{Tables, quoted};
 
 impl DeadLetterStore for Sqlite {
-    async fn store_dead_letter(
-        conn: &mut SqliteConnection,
-        statements: &Self::Statements,
-        letter: &DeadLetter<'_>,
-        existing: ExistingEntry,
-    ) -> Result<(), sqlx::Error> {
-        let statement = match existing {
-            ExistingEntry::Reopen => &statements.dead_letters.keep,
-            ExistingEntry::Leave => &statements.dead_letters.keep_beside,
-        };
-        let stored = sqlx::query(statement.text())
-            .bind(letter.entry_key())
-            .bind(letter.source)
-            .bind(letter.consumer)
-            .bind(letter.storable_id())
-            .bind(letter.storable_type())
-            .bind(letter.handler)
-            .bind(letter.reason.as_str())
-            .bind(letter.text.as_str())
-            .bind(letter.attempts)
-            .bind(letter.envelope.to_document())
-            .bind(&**letter.payload())
-            .execute(conn)
-            .await?;
-        match existing {
-            // A trigger that swallows it must not cost the message.
-            ExistingEntry::Reopen if stored.rows_affected() == 0 => Err(sqlx::Error::RowNotFound),
-            _ => Ok(()),
-        }
-    }
-
-    async fn count_dead_letters(
-        conn: &mut SqliteConnection,
-        statements: &Self::Statements,
-        query: &DeadLetterQuery,
-    ) -> Result<u64, sqlx::Error> {
-        let mut sql = filtered::<Self>(&statements.dead_letters.count, query);
-        let row = sql.build().persistent(false).fetch_one(conn).await?;
-        Ok(u64::try_from(row.try_get::<i64, _>(0)?).unwrap_or_default())
-    }
-
-    async fn list_dead_letters(
-        conn: &mut SqliteConnection,
-        statements: &Self::Statements,
-        query: &DeadLetterQuery,
-    ) -> Result<Vec<DeadLetterEntry>, sqlx::Error> {
-        let mut sql = filtered::<Self>(&statements.dead_letters.list, query);
-        paged(&mut sql, query);
-        let rows = sql.build().persistent(false).fetch_all(conn).await?;
-        rows.iter().map(entry).collect()
-    }
-
-    async fn read_dead_letter(
-        conn: &mut SqliteConnection,
-        statements: &Self::Statements,
-        id: i64,
-    ) -> Result<Option<StoredDeadLetter>, sqlx::Error> {
-        let row = sqlx::query(statements.dead_letters.read.text())
-            .bind(id)
-            .fetch_optional(conn)
-            .await?;
-        row.as_ref().map(stored).transpose()
-    }
-
-    async fn find_dead_letter(
-        conn: &mut SqliteConnection,
-        statements: &Self::Statements,
-        id: i64,
-    ) -> Result<Option<DeadLetterEntry>, sqlx::Error> {
-        let row = sqlx::query(statements.dead_letters.find.text())
-            .bind(id)
-            .fetch_optional(conn)
-            .await?;
-        row.as_ref().map(entry).transpose()
-    }
+    dead_letters_by_row!(SqliteConnection);
+    dead_letters_by_number!(SqliteConnection);
 
     async fn lock_dead_letter(
         conn: &mut SqliteConnection,
@@ -94,75 +19,6 @@ impl DeadLetterStore for Sqlite {
     ) -> Result<Option<DeadLetterEntry>, sqlx::Error> {
         // BEGIN IMMEDIATE has locked all of it.
         Self::find_dead_letter(conn, statements, id).await
-    }
-
-    async fn dead_letter_beside(
-        conn: &mut SqliteConnection,
-        statements: &Self::Statements,
-        key: ClaimKey<'_>,
-        id: i64,
-    ) -> Result<Option<i64>, sqlx::Error> {
-        sqlx::query_scalar(statements.dead_letters.beside.text())
-            .bind(key.message_id)
-            .bind(key.consumer)
-            .bind(id)
-            .fetch_optional(conn)
-            .await
-    }
-
-    async fn queue_dead_letter(
-        conn: &mut SqliteConnection,
-        statements: &Self::Statements,
-        id: i64,
-    ) -> Result<bool, sqlx::Error> {
-        let queued = sqlx::query(statements.dead_letters.queue.text())
-            .bind(id)
-            .execute(conn)
-            .await?;
-        Ok(queued.rows_affected() > 0)
-    }
-
-    async fn mark_dead_letter_replayed(
-        conn: &mut SqliteConnection,
-        statements: &Self::Statements,
-        id: i64,
-        by: &str,
-    ) -> Result<(), sqlx::Error> {
-        let marked = sqlx::query(statements.dead_letters.mark.text())
-            .bind(id)
-            .bind(by)
-            .execute(conn)
-            .await?;
-        match marked.rows_affected() {
-            // A trigger that swallows it.
-            0 => Err(sqlx::Error::RowNotFound),
-            _ => Ok(()),
-        }
-    }
-
-    async fn forget_counted(
-        conn: &mut SqliteConnection,
-        statements: &Self::Statements,
-        key: ClaimKey<'_>,
-    ) -> Result<bool, sqlx::Error> {
-        let forgotten = sqlx::query(statements.dead_letters.forget_failures.text())
-            .bind(key.message_id)
-            .bind(key.consumer)
-            .execute(conn)
-            .await?;
-        Ok(forgotten.rows_affected() > 0)
-    }
-
-    async fn remove_dead_letter(
-        conn: &mut SqliteConnection,
-        statements: &Self::Statements,
-        id: i64,
-    ) -> Result<bool, sqlx::Error> {
-        let removed = sqlx::query(statements.dead_letters.remove.text())
-            .bind(id)
-            .execute(conn)
-            .await?;
-        Ok(removed.rows_affected() > 0)
     }
 }
 

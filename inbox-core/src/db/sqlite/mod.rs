@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Pool, Row as _, Sqlite
 use sqlx_core::transaction::TransactionManager;
 
 use self::dead_letters::DeadLetterStatements;
-use super::dead_letters::holds;
+use super::dead_letters::{DeadLetterStore as _, holds};
 use super::executor::executor_for_tx;
 use super::{
     BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
@@ -66,7 +66,6 @@ pub struct SqliteStatements {
     forget_start: Statement,
     forget_only_start: Statement,
     stored: stored::StoredStatements,
-    forget_failures: Statement,
     claim_wait: Duration,
     retention: retention::RetentionStatements,
 }
@@ -551,11 +550,7 @@ impl SqliteStatements {
             Err(error) => return Sealed::Unproven(error),
         }
         for key in done.keys.iter().filter(|_| done.have_failures) {
-            let forgotten = sqlx::query(self.forget_failures.text())
-                .bind(key.message_id)
-                .bind(key.consumer)
-                .execute(&mut *conn);
-            if let Err(error) = forgotten.await {
+            if let Err(error) = Sqlite::forget_counted(conn, self, *key).await {
                 return Sealed::Failed(error);
             }
         }
@@ -614,7 +609,6 @@ impl SqliteStatements {
                 "DELETE FROM {attempts} WHERE {key} AND attempts = 0 AND starts <= 1"
             )),
             stored: stored::StoredStatements::new(&messages),
-            forget_failures: Statement::new(format!("DELETE FROM {attempts} WHERE {key}")),
             claim_wait,
             retention: retention::RetentionStatements::new(
                 &processed,
