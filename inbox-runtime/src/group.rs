@@ -71,6 +71,20 @@ impl<Db: InboxDatabase> Group<Db> {
         }
     }
 
+    /// A member in the hands of the handler: nothing is known against a message that shares a transaction.
+    fn attempt(&self, member: usize) -> Attempt<'_, Db> {
+        let Member { job, admitted, .. } = &self.members[member];
+        Attempt {
+            job,
+            registered: &self.handler,
+            id: &admitted.id,
+            transient_runs: 0,
+            uncounted_tries: 0,
+            due: None,
+            is_start_counted: AtomicBool::new(false),
+        }
+    }
+
     fn claims(&self, order: &[usize]) -> SmallVec<[Claim<'_>; 1]> {
         let claim =
             |member: &usize| Claim::new(self.key(*member), &self.members[*member].job.envelope);
@@ -637,15 +651,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             (0..size).partition(|member| stands_apart[*member]);
         let mut endings = Vec::with_capacity(claimed.len());
         for member in &claimed {
-            let attempt = Attempt {
-                job: &group.members[*member].job,
-                registered: &group.handler,
-                id: &group.members[*member].admitted.id,
-                transient_runs: 0,
-                uncounted_tries: 0,
-                due: None,
-                is_start_counted: AtomicBool::new(false),
-            };
+            let attempt = group.attempt(*member);
             let failure = Failure::of_handler(FailureText::new(
                 "a handler in the same transaction ended it; leave the transaction to the runtime",
             ));
@@ -730,17 +736,11 @@ impl<Db: InboxDatabase> Shared<Db> {
         winners: &[usize],
         taken_back: &mut Vec<usize>,
     ) -> Called {
-        let attempt = |member: &usize| Attempt {
-            job: &group.members[*member].job,
-            registered: &group.handler,
-            id: &group.members[*member].admitted.id,
-            transient_runs: 0,
-            uncounted_tries: 0,
-            due: None,
-            is_start_counted: AtomicBool::new(false),
-        };
         if group.handler.spec.batch.is_some() {
-            let attempts: Vec<_> = winners.iter().map(attempt).collect();
+            let attempts: Vec<_> = winners
+                .iter()
+                .map(|member| group.attempt(*member))
+                .collect();
             let incoming: Vec<_> = attempts
                 .iter()
                 .map(|attempt| attempt.incoming(1, &self.state))
@@ -766,7 +766,7 @@ impl<Db: InboxDatabase> Shared<Db> {
                 // Perhaps the handler before left the transaction unusable: each alone will tell.
                 return Called::Misconfigured(error.text());
             }
-            let attempt = attempt(member);
+            let attempt = group.attempt(*member);
             let incoming = [attempt.incoming(1, &self.state)];
             let calling = self.call(session, &group.handler, &incoming);
             let called = calling.instrument(attempt.span()).await;

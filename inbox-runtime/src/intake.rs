@@ -116,6 +116,7 @@ impl<Db: InboxDatabase> Intake<Db> {
                     };
                     let job = Job::new(
                         delivery,
+                        None,
                         Arc::clone(&self.route),
                         Arc::clone(&assignment.settle),
                         slot,

@@ -41,6 +41,8 @@ pub(crate) struct Stored {
     pub(crate) consumer: Option<String>,
     /// The id under which the consumer claims it, whatever the configuration says by now.
     pub(crate) id: Option<MessageId>,
+    /// Why what was stored is no message any more.
+    pub(crate) unreadable: Option<String>,
 }
 
 /// Deliveries that are settled together, seldom more than one.
@@ -144,41 +146,10 @@ pub(crate) enum Next {
 }
 
 impl<Db: InboxDatabase> Job<Db> {
+    /// A delivery, and what is known of it if it waited in the database.
     pub(crate) fn new(
         delivery: Delivery,
-        route: Arc<Route<Db>>,
-        settle: Arc<dyn Settle>,
-        slot: OwnedSemaphorePermit,
-        queue: &Queue<Db>,
-    ) -> Self {
-        Self::of(delivery, None, None, route, settle, slot, queue)
-    }
-
-    /// A message that waited in the database.
-    pub(crate) fn stored(
-        delivery: Delivery,
-        stored: Stored,
-        unreadable: Option<String>,
-        route: Arc<Route<Db>>,
-        settle: Arc<dyn Settle>,
-        slot: OwnedSemaphorePermit,
-        queue: &Queue<Db>,
-    ) -> Self {
-        Self::of(
-            delivery,
-            Some(stored),
-            unreadable,
-            route,
-            settle,
-            slot,
-            queue,
-        )
-    }
-
-    fn of(
-        delivery: Delivery,
         stored: Option<Stored>,
-        unreadable: Option<String>,
         route: Arc<Route<Db>>,
         settle: Arc<dyn Settle>,
         slot: OwnedSemaphorePermit,
@@ -187,8 +158,14 @@ impl<Db: InboxDatabase> Job<Db> {
         let consumer = stored
             .as_ref()
             .and_then(|stored| stored.consumer.as_deref());
+        let unreadable = stored
+            .as_ref()
+            .and_then(|stored| stored.unreadable.as_ref());
         let work = match unreadable {
-            Some(reason) => Work::Unroutable { reason, tries: 0 },
+            Some(reason) => Work::Unroutable {
+                reason: reason.clone(),
+                tries: 0,
+            },
             None => match route.destination(&delivery.envelope, consumer) {
                 Destination::Handlers(handlers) => {
                     Work::Shares(handlers.into_iter().map(Share::of).collect())

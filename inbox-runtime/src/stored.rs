@@ -247,20 +247,13 @@ impl<Db: InboxDatabase> StoredIntake<Db> {
                 .then(|| MessageId::new(&message.message_id).ok())
                 .flatten(),
             consumer: (!message.consumer.is_empty()).then_some(message.consumer),
+            unreadable,
         };
         let delivery = Delivery::new(envelope, self.settle.add(message.lease))
             .redelivered(message.is_taken_over);
         let route = self.routes.of(&message.source);
         let settle: Arc<dyn Settle> = Arc::clone(&self.settle) as _;
-        Job::stored(
-            delivery,
-            stored,
-            unreadable,
-            route,
-            settle,
-            slot,
-            &self.queue,
-        )
+        Job::new(delivery, Some(stored), route, settle, slot, &self.queue)
     }
 }
 

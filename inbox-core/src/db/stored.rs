@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::db::{ClaimKey, Dialect};
 use crate::document::InvalidDocument;
 use crate::envelope::Envelope;
@@ -105,7 +107,7 @@ pub struct LeasedMessage {
     /// The message; an error when somebody changed what was stored.
     pub envelope: Result<Envelope, InvalidDocument>,
     /// Its payload as stored.
-    pub payload: Vec<u8>,
+    pub payload: Bytes,
     /// Whether an earlier lease ran out, so that an attempt may have begun before.
     pub is_taken_over: bool,
 }

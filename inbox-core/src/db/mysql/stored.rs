@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use bytes::Bytes;
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 use sqlx::{AssertSqlSafe, MySql, Row as _};
 
@@ -222,6 +223,7 @@ impl MessageStore for MySql {
 fn leased(row: &MySqlRow, token: &str, is_taken_over: bool) -> Result<LeasedMessage, sqlx::Error> {
     let document: String = row.try_get(4)?;
     let payload: Vec<u8> = row.try_get(5)?;
+    let payload = Bytes::from(payload);
     Ok(LeasedMessage {
         lease: Lease {
             row: row.try_get(0)?,

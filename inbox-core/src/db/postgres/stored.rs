@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use bytes::Bytes;
 use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{Postgres, Row as _};
 
@@ -177,6 +178,7 @@ impl MessageStore for Postgres {
 fn leased(row: &PgRow, token: &str) -> Result<LeasedMessage, sqlx::Error> {
     let document: String = row.try_get(4)?;
     let payload: Vec<u8> = row.try_get(5)?;
+    let payload = Bytes::from(payload);
     Ok(LeasedMessage {
         lease: Lease {
             row: row.try_get(0)?,

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use bytes::Bytes;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{Row as _, Sqlite};
 
@@ -193,6 +194,7 @@ fn seconds(duration: Duration) -> String {
 fn leased(row: &SqliteRow, token: &str, is_taken_over: bool) -> Result<LeasedMessage, sqlx::Error> {
     let document: String = row.try_get(4)?;
     let payload: Vec<u8> = row.try_get(5)?;
+    let payload = Bytes::from(payload);
     Ok(LeasedMessage {
         lease: Lease {
             row: row.try_get(0)?,
