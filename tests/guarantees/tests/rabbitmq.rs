@@ -457,7 +457,13 @@ async fn after_a_restart_of_the_broker_the_inbox_goes_on_by_itself() {
     let builder = Inbox::builder(sandbox.pool.clone()).serve(postgres::charge::handler());
     let (builder, record) = recorded(builder, &scene, queue.source());
     let running = Running::start(builder.concurrency(2).prefetch(4).build().await.unwrap());
-    for id in ["m-1", "slow-2", "slow-3", "m-4"] {
+    queue.publish(order("m-1")).await;
+    // All bill one account: behind a slow one it would wait for the row.
+    eventually("the first is billed", || async {
+        sandbox.ledger_total().await == 1
+    })
+    .await;
+    for id in ["slow-2", "slow-3", "m-4"] {
         queue.publish(order(id)).await;
     }
     // One after the other where they share a transaction.
