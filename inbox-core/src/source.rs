@@ -52,8 +52,19 @@ pub struct Capabilities {
     pub longest_delay: Option<Duration>,
     /// Whether handing a delivery back uses up a counter that makes the broker drop or move the message.
     pub counts_hand_backs: bool,
-    /// How long the broker waits for a settle before it takes the delivery away; `None`: no limit is known.
+    /// How long the broker waits for a settle before it takes the delivery away, whatever the adapter does; `None`: no
+    /// limit is known, or the adapter extends it without end (see [`lease`](Self::lease)).
     pub settle_window: Option<Duration>,
+    /// How long the broker waits for a sign that a delivery is still in work; `None`: it wants none. The adapter gives these
+    /// signs by itself while the token is unsettled and the assignment lives, so what is in work is never taken away for it.
+    /// What was left behind comes again only after this time.
+    pub lease: Option<Duration>,
+    /// Whether every delivery says how often the broker delivered the message before
+    /// ([`Delivery::earlier_deliveries`]).
+    pub counts_deliveries: bool,
+    /// Whether an ack takes effect only when everything before it is acked too (a log with one position for each
+    /// partition). After the end of an assignment, what is behind the first delivery that was not acked comes again.
+    pub acks_in_order: bool,
     /// Whether [`Envelope::key`](crate::Envelope::key) says which messages have to stay in order (a partition key, a
     /// message group), so that it orders them for handlers without an `order_by` of their own.
     pub orders_by_key: bool,
@@ -74,6 +85,9 @@ impl Capabilities {
             longest_delay: None,
             counts_hand_backs: true,
             settle_window: None,
+            lease: None,
+            counts_deliveries: false,
+            acks_in_order: false,
             orders_by_key: false,
             redelivery_window: None,
             largest_payload: None,
@@ -98,6 +112,27 @@ impl Capabilities {
     #[must_use]
     pub const fn settle_window(mut self, window: Duration) -> Self {
         self.settle_window = Some(window);
+        self
+    }
+
+    /// Sets how long the broker waits for a sign of life.
+    #[must_use]
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Sets whether every delivery is counted.
+    #[must_use]
+    pub const fn counts_deliveries(mut self, counts: bool) -> Self {
+        self.counts_deliveries = counts;
+        self
+    }
+
+    /// Sets whether acks take effect in the order of the deliveries alone.
+    #[must_use]
+    pub const fn acks_in_order(mut self, in_order: bool) -> Self {
+        self.acks_in_order = in_order;
         self
     }
 

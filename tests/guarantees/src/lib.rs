@@ -9,7 +9,6 @@ pub mod child;
 pub mod dispatch;
 pub mod proxy;
 pub mod rabbitmq;
-pub mod recorded;
 pub mod round_trips;
 pub mod servers;
 pub mod settle_frames;
@@ -17,6 +16,8 @@ pub mod tap;
 
 mod roles;
 pub mod script;
+
+pub use inbox_runtime::testing::recorded;
 
 use std::future::Future;
 use std::sync::Mutex;

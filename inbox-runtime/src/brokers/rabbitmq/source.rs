@@ -125,6 +125,13 @@ impl RabbitMqSource {
         self
     }
 
+    /// Whether the queue is known to count deliveries.
+    fn counts(&self) -> bool {
+        self.declaration
+            .as_ref()
+            .is_some_and(|declaration| declaration.kind() == QueueKind::Quorum)
+    }
+
     async fn subscribe(
         &self,
         connection: &lapin::Connection,
@@ -195,6 +202,7 @@ impl Source for RabbitMqSource {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new()
             .counts_hand_backs(true)
+            .counts_deliveries(self.counts())
             .orders_by_key(self.orders_by_routing_key);
         capabilities.largest_payload = self.largest_payload;
         match self.settle_window {
@@ -242,16 +250,12 @@ impl Source for RabbitMqSource {
                     self.queue
                 ))
             })??;
-        let counts = self
-            .declaration
-            .as_ref()
-            .is_some_and(|declaration| declaration.kind() == QueueKind::Quorum);
         Ok(deliveries::assignment(
             self.queue.clone(),
             connection,
             channel,
             consumer,
-            counts,
+            self.counts(),
         ))
     }
 }
@@ -270,6 +274,9 @@ mod tests {
         assert_eq!(capabilities.longest_delay, None);
         assert!(capabilities.counts_hand_backs);
         assert!(!capabilities.orders_by_key);
+        assert!(!capabilities.counts_deliveries, "nobody said what it is");
+        let quorum = source().declare(QueueKind::Quorum).capabilities();
+        assert!(quorum.counts_deliveries);
         let by_key = source().ordered_by_routing_key().capabilities();
         assert!(by_key.orders_by_key);
         assert_eq!(capabilities.settle_window, Some(Duration::from_secs(1800)));
