@@ -105,12 +105,14 @@ impl<const QUORUM: bool> Rig for Rabbit<QUORUM> {
 
     async fn publish(&self, messages: &[Envelope]) -> Result<(), BoxError> {
         let publisher = self.broker.publisher();
-        stream::iter(messages)
-            .map(|message| publisher.publish(&self.name, message))
-            // In their order as far as one channel goes.
-            .buffered(if messages.len() > AT_ONCE { AT_ONCE } else { 1 })
-            .try_collect::<()>()
-            .await?;
+        let publishing = messages
+            .iter()
+            .map(|message| publisher.publish(&self.name, message));
+        let publishing: Vec<_> = publishing.collect();
+        // In their order as far as one channel goes.
+        let at_once = if messages.len() > AT_ONCE { AT_ONCE } else { 1 };
+        let published = stream::iter(publishing).buffered(at_once);
+        published.try_collect::<()>().await?;
         Ok(())
     }
 
