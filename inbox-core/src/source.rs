@@ -24,7 +24,7 @@ pub trait Source: Send + Sync + 'static {
     /// The messaging system, in OpenTelemetry's words (`rabbitmq`, `kafka`, ...).
     fn system(&self) -> &'static str;
 
-    /// What the broker behind it can do.
+    /// What the broker behind it can do, as far as that is known without asking it.
     fn capabilities(&self) -> Capabilities;
 
     /// Where this source looks for a message's id, in order.
@@ -35,12 +35,83 @@ pub trait Source: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// Asks the broker what it alone knows, such as how long it keeps its messages, and changes nothing there.
+    ///
+    /// Asked when the inbox is built, and before each [`open`](Self::open): what is wrong by then refuses the start, or
+    /// keeps the source closed until it is mended. The default asks nobody. An adapter that learns nothing beyond its
+    /// [`capabilities`](Self::capabilities) leaves it as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError`] when the broker cannot be asked: the start goes on with [`capabilities`](Self::capabilities), since
+    /// the broker may come later than its consumers do.
+    async fn learn(&self, _needs: &Needs) -> Result<Learned, SourceError> {
+        Ok(Learned::new(self.capabilities()))
+    }
+
     /// Connects and starts consuming, with at most `prefetch` unsettled deliveries.
     ///
     /// # Errors
     ///
     /// [`SourceError`]; the runtime logs it and tries again.
     async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError>;
+}
+
+/// What an inbox asks of a source, for settings that have to go with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Needs {
+    /// The most deliveries that it has unsettled at a time.
+    pub prefetch: NonZeroUsize,
+    /// The longest `timeout` of the handlers that listen to the source.
+    pub longest_timeout: Duration,
+    /// The largest `max_attempts` of the handlers that listen to the source.
+    pub most_attempts: u32,
+}
+
+impl Needs {
+    /// The needs of handlers that run for up to `longest_timeout`, up to `most_attempts` times.
+    #[must_use]
+    pub const fn new(
+        prefetch: NonZeroUsize,
+        longest_timeout: Duration,
+        most_attempts: u32,
+    ) -> Self {
+        Self {
+            prefetch,
+            longest_timeout,
+            most_attempts,
+        }
+    }
+}
+
+/// What a broker answered to [`Source::learn`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Learned {
+    /// What it can do, by its own settings.
+    pub capabilities: Capabilities,
+    /// Settings of the broker under which messages would be lost, or not be consumed; each finding names the setting, its
+    /// value and the remedy. What can be told from the capabilities is found by the runtime and is not among these.
+    pub problems: Vec<String>,
+}
+
+impl Learned {
+    /// Nothing wrong.
+    #[must_use]
+    pub const fn new(capabilities: Capabilities) -> Self {
+        Self {
+            capabilities,
+            problems: Vec::new(),
+        }
+    }
+
+    /// Adds what is wrong.
+    #[must_use]
+    pub fn problems(mut self, problems: impl IntoIterator<Item = String>) -> Self {
+        self.problems.extend(problems);
+        self
+    }
 }
 
 /// What the runtime must know of a broker to decide about a delivery that is not acked.
@@ -53,8 +124,11 @@ pub struct Capabilities {
     /// Whether handing a delivery back uses up a counter that makes the broker drop or move the message.
     pub counts_hand_backs: bool,
     /// How long the broker waits for a settle before it takes the delivery away, whatever the adapter does; `None`: no
-    /// limit is known, or the adapter extends it without end (see [`lease`](Self::lease)).
+    /// limit is known, or the adapter extends it for as long as the delivery is unsettled (see [`lease`](Self::lease)). No
+    /// handler may run for longer.
     pub settle_window: Option<Duration>,
+    /// What the broker calls its settle window, for people (RabbitMQ: `consumer_timeout`).
+    pub settle_setting: Option<&'static str>,
     /// How long the broker waits for a sign that a delivery is still in work; `None`: it wants none. The adapter gives these
     /// signs by itself while the token is unsettled and the assignment lives, so what is in work is never taken away for it.
     /// What was left behind comes again only after this time.
@@ -69,9 +143,11 @@ pub struct Capabilities {
     /// message group), so that it orders them for handlers without an `order_by` of their own.
     pub orders_by_key: bool,
     /// How long after its first delivery the broker can deliver a message once more, also after an ack (a stream that is
-    /// read again, a topic whose offsets are set back); `None`: the adapter knows no such time. The inbox has to
-    /// remember its messages for longer.
+    /// read again, a topic whose offsets are set back); `None`: the adapter knows no such time, [`Duration::MAX`]: for
+    /// ever. The inbox has to remember its messages for longer.
     pub redelivery_window: Option<Duration>,
+    /// What the broker calls its redelivery window, for people (Kafka: `retention.ms`).
+    pub redelivery_setting: Option<&'static str>,
     /// The largest payload that the broker delivers, in bytes; `None`: it is not known. What the database cannot store
     /// can be neither parked nor kept as a dead letter.
     pub largest_payload: Option<u64>,
@@ -85,11 +161,13 @@ impl Capabilities {
             longest_delay: None,
             counts_hand_backs: true,
             settle_window: None,
+            settle_setting: None,
             lease: None,
             counts_deliveries: false,
             acks_in_order: false,
             orders_by_key: false,
             redelivery_window: None,
+            redelivery_setting: None,
             largest_payload: None,
         }
     }
@@ -112,6 +190,13 @@ impl Capabilities {
     #[must_use]
     pub const fn settle_window(mut self, window: Duration) -> Self {
         self.settle_window = Some(window);
+        self
+    }
+
+    /// Sets what the broker calls the time limit of a delivery.
+    #[must_use]
+    pub const fn settle_setting(mut self, name: &'static str) -> Self {
+        self.settle_setting = Some(name);
         self
     }
 
@@ -147,6 +232,13 @@ impl Capabilities {
     #[must_use]
     pub const fn redelivery_window(mut self, window: Duration) -> Self {
         self.redelivery_window = Some(window);
+        self
+    }
+
+    /// Sets what the broker calls the time for which a message can be delivered once more.
+    #[must_use]
+    pub const fn redelivery_setting(mut self, name: &'static str) -> Self {
+        self.redelivery_setting = Some(name);
         self
     }
 

@@ -99,10 +99,10 @@ pub use inbox_core::{
     Assignment, Attempt, Batch, BatchLimits, Batched, BoxError, CallError, Capabilities,
     ConsumerName, DecodeError, DedupKey, Deliveries, Delivery, Envelope, ExtractError, FromBatch,
     FromDelivery, Handler, HandlerError, HandlerFuture, HandlerOn, HandlerOutcome, HandlerSpec,
-    HandlerTx, Headers, IdSource, IdempotencyKey, InboxDatabase, Incoming, Isolation, Message,
-    MessageId, Messages, MigrationError, OrderBy, PublishError, Publisher, Requirements,
-    RetryDelays, SameDatabase, Savepoint, Settle, SettleError, SettleToken, SharedState,
-    SingleMessage, Source, SourceError, State, StateMap, Tables, Tx, Verdict,
+    HandlerTx, Headers, IdSource, IdempotencyKey, InboxDatabase, Incoming, Isolation, Learned,
+    Message, MessageId, Messages, MigrationError, Needs, OrderBy, PublishError, Publisher,
+    Requirements, RetryDelays, SameDatabase, Savepoint, Settle, SettleError, SettleToken,
+    SharedState, SingleMessage, Source, SourceError, State, StateMap, Tables, Tx, Verdict,
 };
 
 #[doc(inline)]

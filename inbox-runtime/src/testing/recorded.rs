@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use inbox_core::{
-    Assignment, Capabilities, DedupKey, Deliveries, Delivery, IdSource, Settle, SettleError,
-    SettleToken, Source, SourceError, Verdict,
+    Assignment, Capabilities, DedupKey, Deliveries, Delivery, IdSource, Learned, Needs, Settle,
+    SettleError, SettleToken, Source, SourceError, Verdict,
 };
 
 use super::Step;
@@ -203,6 +203,10 @@ impl<S: Source> Source for Recorded<S> {
 
     fn problems(&self) -> Vec<String> {
         self.source.problems()
+    }
+
+    async fn learn(&self, needs: &Needs) -> Result<Learned, SourceError> {
+        self.source.learn(needs).await
     }
 
     async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError> {

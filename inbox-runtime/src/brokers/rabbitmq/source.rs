@@ -203,6 +203,7 @@ impl Source for RabbitMqSource {
         let mut capabilities = Capabilities::new()
             .counts_hand_backs(true)
             .counts_deliveries(self.counts())
+            .settle_setting("consumer_timeout")
             .orders_by_key(self.orders_by_routing_key);
         capabilities.largest_payload = self.largest_payload;
         match self.settle_window {

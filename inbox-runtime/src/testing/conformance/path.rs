@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inbox_core::{
-    Assignment, BoxError, Capabilities, DedupKey, Deliveries, Delivery, Envelope, IdSource, Settle,
-    SettleError, SettleToken, Source, SourceError, Verdict,
+    Assignment, BoxError, Capabilities, DedupKey, Deliveries, Delivery, Envelope, IdSource, Learned,
+    Needs, Settle, SettleError, SettleToken, Source, SourceError, Verdict,
 };
 use tokio::sync::Notify;
 
@@ -202,6 +202,10 @@ impl<S: Source> Source for LosesAck<S> {
 
     fn problems(&self) -> Vec<String> {
         self.source.problems()
+    }
+
+    async fn learn(&self, needs: &Needs) -> Result<Learned, SourceError> {
+        self.source.learn(needs).await
     }
 
     async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError> {
