@@ -14,6 +14,57 @@ use crate::identity::IdSource;
 ///
 /// A source is a description; [`Source::open`] connects. The runtime opens it again, with back-off, whenever
 /// an [`Assignment`] ended, so an adapter neither reconnects by itself nor hides that a connection was lost.
+///
+/// # The contract of an adapter
+///
+/// An adapter is this trait, [`Deliveries`] and [`Settle`]. It keeps no message and decides nothing about one; it says
+/// what the broker does. `inbox_runtime::testing::conformance` proves it against its real broker.
+///
+/// **Nothing is lost, nothing is settled early.** Only [`Verdict::Ack`] takes a message from the broker. The adapter
+/// consumes without any automatic ack, position or commit. What an assignment leaves behind, whether it was dropped,
+/// stopped or lost, comes again: to the next assignment, at the latest when the [lease](Capabilities::lease) of a dead one
+/// is over. A delivery that the client library has buffered and nobody took is left behind like any other.
+///
+/// **"Not acked" is not "redelivered".** Many brokers deliver nothing again while a connection lives. So the runtime ends
+/// every delivery in an ack, in a hand-back, or keeps it and tries it again from memory. It hands back only
+/// where the broker can delay ([`longest_delay`](Capabilities::longest_delay)), when a
+/// [`settle_window`](Capabilities::settle_window) is half over, and at a shutdown. Where hand-backs are counted against a
+/// message ([`counts_hand_backs`](Capabilities::counts_hand_backs)), none is made for an outage or for a copy in work
+/// elsewhere. A hand-back is never a rejection: the inbox keeps the dead letters, so the adapter never tells the broker to
+/// drop or to move a message.
+///
+/// **A broker's counter proves nothing about the handler.** It also grows when a connection drops. It and the flag
+/// [`redelivered`](Delivery::redelivered) only let the runtime count, before the handler starts, what may have ended a
+/// process; they are never compared with `max_attempts`. A limit of the broker that such redeliveries can reach is among
+/// the problems of [`learn`](Self::learn).
+///
+/// **Tokens belong to their assignment.** A token that is void, unknown or used settles nothing, neither here nor on the
+/// next assignment: a delivery tag, which starts again with each channel, is no token. The numbers of an adapter are its
+/// own, for example from a counter of the process; a position in a log, which always means the same record, will do.
+///
+/// **The runtime owns reconnection.** [`Deliveries::next`] answers an error when the assignment is lost, also while the
+/// prefetch is used up, and nothing afterwards; the client library's own recovery is switched off, or its end of a session
+/// is told. From then on [`Settle::settle`] answers [`SettleError::Gone`], and [`Settle::is_gone`] is `true`, so that what
+/// waits is not started any more.
+///
+/// **Back-pressure is the prefetch.** An assignment never has more than `prefetch` deliveries unsettled, over all
+/// partitions. A client library that fetches more keeps it to itself. A broker that expects polling is polled by the adapter
+/// while nothing is taken.
+///
+/// **The adapter keeps what is in work.** Where the broker wants signs of life ([`lease`](Capabilities::lease)) a task of
+/// the adapter gives them, at a third of the lease or oftener, while the token is unsettled and the assignment lives. They
+/// end with the assignment, so that the messages of a process that died come again.
+///
+/// **Several consumers are one delivery.** The runtime runs them all and settles once when the last one is done. When one of
+/// them has parked or buried the message, the delivery is acked in the end and never handed back.
+///
+/// **Order** is that of [`Envelope::key`], for a source that [says so](Capabilities::orders_by_key): messages with one key
+/// run one after another within the process. It ends with a failure: a message that waits for its next attempt lets
+/// the next one of its key pass, and a hand-back changes the order at most brokers. The adapter orders nothing by itself.
+///
+/// **Bytes stay bytes.** The payload is what the producer sent, an empty one included. An id that is missing stays missing:
+/// no delivery tag, position or broker-made id takes its place unless the user asked for it. What the client library cannot
+/// carry becomes an id that is refused, never another one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a source of messages",
     label = "not a source",
@@ -50,6 +101,9 @@ pub trait Source: Send + Sync + 'static {
     }
 
     /// Connects and starts consuming, with at most `prefetch` unsettled deliveries.
+    ///
+    /// May be dropped at every await point, and is called any number of times, also for several assignments that live at
+    /// the same time. Dropping both halves of an assignment ends it, without an await.
     ///
     /// # Errors
     ///
@@ -119,7 +173,8 @@ impl Learned {
 #[non_exhaustive]
 pub struct Capabilities {
     /// The longest delay that the broker itself can put before a redelivery; `None`: it has no delays, and
-    /// the runtime holds the delivery instead.
+    /// the runtime holds the delivery instead. Every delay from zero to this one is kept: one that the broker can only
+    /// grant in steps is rounded up by the adapter.
     pub longest_delay: Option<Duration>,
     /// Whether handing a delivery back uses up a counter that makes the broker drop or move the message.
     pub counts_hand_backs: bool,
@@ -275,7 +330,8 @@ impl fmt::Debug for Assignment {
 /// The deliveries of one assignment.
 #[async_trait]
 pub trait Deliveries: Send {
-    /// The next delivery; `None` when the assignment ended in an orderly way.
+    /// The next delivery; `None` when the assignment ended in an orderly way. Waits while `prefetch` deliveries are
+    /// unsettled, and is asked all the same, so that a loss is noticed.
     ///
     /// Must be safe to drop at every await point: a delivery taken from the broker must not be lost with the
     /// future.
@@ -285,7 +341,8 @@ pub trait Deliveries: Send {
     /// [`SourceError`] when the assignment is lost; nothing more comes from it.
     async fn next(&mut self) -> Result<Option<Delivery>, SourceError>;
 
-    /// Stops taking new deliveries, while the ones taken can still be settled.
+    /// Stops taking new deliveries, while the ones taken can still be settled. What nobody took goes back to the broker,
+    /// for others to have it at once. Called more than once, it does no more.
     async fn stop(&mut self) {}
 }
 
