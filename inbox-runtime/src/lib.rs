@@ -53,6 +53,7 @@
 //! | `sqlite` | no | SQLite, with one worker per file |
 //! | `rabbitmq` | no | [`brokers::RabbitMq`] |
 //! | `testing` | no | [`testing`]: stop or observe the path at each numbered step |
+//! | `conformance` | no | [`testing::conformance`]: the suite that every broker adapter must pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backoff;

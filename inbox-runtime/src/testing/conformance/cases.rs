@@ -76,11 +76,7 @@ macro_rules! __conformance_cases {
 /// Besides them there are `which_cases_apply`, which says on the standard error which do not and why, and
 /// `consumer_process`, which other tests start in processes of their own.
 ///
-/// ```ignore
-/// mod my_broker {
-///     inbox_runtime::testing::conformance::suite!(super::MyRig);
-/// }
-/// ```
+/// The example at [`conformance`](crate::testing::conformance) has one.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_suite {

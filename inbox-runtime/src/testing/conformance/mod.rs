@@ -1,6 +1,6 @@
 //! The suite that every broker adapter must pass.
 //!
-//! [`suite!`] makes one test of each [`Case`]. It needs a [`Rig`]: how to make a queue, how to publish, and what else can be
+//! The macro [`suite!`] makes one test of each [`Case`]. It needs a [`Rig`]: how to make a queue, how to publish, and what else can be
 //! done to the broker from outside. Handlers bill in a SQLite file, so nothing but the broker has to run. What is asserted
 //! are the rows they wrote, the order of events, and what the broker has left.
 //!
@@ -8,7 +8,188 @@
 //! says on the standard error which case does not apply, and why; so does `which_cases_apply` for all of them, and
 //! [`run_all`] for a program of your own.
 //!
-//! What an adapter promises is written at [`Source`](inbox_core::Source).
+//! What an adapter promises is written at [`Source`](inbox_core::Source). Here is a whole one, for a queue in memory, with
+//! its rig:
+//!
+//! ```
+//! use std::collections::{BTreeMap, VecDeque};
+//! use std::num::NonZeroUsize;
+//! use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+//! use std::sync::{Arc, Mutex};
+//!
+//! use async_trait::async_trait;
+//! use inbox_runtime::testing::conformance::{Ability, Case, Outcome, Rig, Setup, run, suite};
+//! use inbox_runtime::{
+//!     Assignment, BoxError, Capabilities, Deliveries, Delivery, Envelope, IdSource, Settle,
+//!     SettleError, SettleToken, Source, SourceError, Verdict,
+//! };
+//! use tokio::sync::watch;
+//!
+//! /// The broker.
+//! #[derive(Clone, Default)]
+//! struct Tiny {
+//!     ready: Arc<Mutex<VecDeque<Envelope>>>,
+//!     unsettled: Arc<AtomicU64>,
+//!     changed: watch::Sender<()>,
+//! }
+//!
+//! #[async_trait]
+//! impl Source for Tiny {
+//!     fn system(&self) -> &'static str {
+//!         "tiny"
+//!     }
+//!
+//!     fn capabilities(&self) -> Capabilities {
+//!         Capabilities::new().counts_hand_backs(false)
+//!     }
+//!
+//!     fn id_sources(&self) -> Vec<IdSource> {
+//!         vec![IdSource::Property]
+//!     }
+//!
+//!     async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError> {
+//!         let place = Arc::new(Place {
+//!             broker: self.clone(),
+//!             prefetch: prefetch.get(),
+//!             held: Mutex::default(),
+//!             stopped: AtomicBool::new(false),
+//!         });
+//!         let deliveries = Box::new(TinyDeliveries(Arc::clone(&place)));
+//!         Ok(Assignment { deliveries, settle: place })
+//!     }
+//! }
+//!
+//! /// An assignment: what it was given and has not settled, by the numbers of its tokens.
+//! struct Place {
+//!     broker: Tiny,
+//!     prefetch: usize,
+//!     held: Mutex<BTreeMap<u64, Envelope>>,
+//!     stopped: AtomicBool,
+//! }
+//!
+//! /// Of the whole process, so that no number means anything to another assignment.
+//! static TOKENS: AtomicU64 = AtomicU64::new(0);
+//!
+//! impl Place {
+//!     /// Takes and notes in one step: nothing is lost with a future that waits.
+//!     fn take(&self) -> Option<Delivery> {
+//!         let mut held = self.held.lock().unwrap();
+//!         if held.len() == self.prefetch {
+//!             return None;
+//!         }
+//!         let envelope = self.broker.ready.lock().unwrap().pop_front()?;
+//!         let number = TOKENS.fetch_add(1, Ordering::Relaxed);
+//!         held.insert(number, envelope.clone());
+//!         self.broker.unsettled.fetch_add(1, Ordering::SeqCst);
+//!         Some(Delivery::new(envelope, SettleToken::new(number)))
+//!     }
+//!
+//!     fn end(&self, message: Envelope, verdict: Verdict) {
+//!         if verdict != Verdict::Ack {
+//!             self.broker.ready.lock().unwrap().push_front(message);
+//!         }
+//!         self.broker.unsettled.fetch_sub(1, Ordering::SeqCst);
+//!         self.broker.changed.send_replace(());
+//!     }
+//! }
+//!
+//! /// What was not settled comes again.
+//! impl Drop for Place {
+//!     fn drop(&mut self) {
+//!         for (_, message) in std::mem::take(&mut *self.held.lock().unwrap()).into_iter().rev() {
+//!             self.end(message, Verdict::HandBack { delay: None });
+//!         }
+//!     }
+//! }
+//!
+//! struct TinyDeliveries(Arc<Place>);
+//!
+//! #[async_trait]
+//! impl Deliveries for TinyDeliveries {
+//!     async fn next(&mut self) -> Result<Option<Delivery>, SourceError> {
+//!         let mut changed = self.0.broker.changed.subscribe();
+//!         loop {
+//!             if self.0.stopped.load(Ordering::SeqCst) {
+//!                 return Ok(None);
+//!             }
+//!             if let Some(delivery) = self.0.take() {
+//!                 return Ok(Some(delivery));
+//!             }
+//!             let _ = changed.changed().await;
+//!         }
+//!     }
+//!
+//!     async fn stop(&mut self) {
+//!         self.0.stopped.store(true, Ordering::SeqCst);
+//!     }
+//! }
+//!
+//! #[async_trait]
+//! impl Settle for Place {
+//!     async fn settle(&self, verdicts: Vec<(SettleToken, Verdict)>) -> Vec<Result<(), SettleError>> {
+//!         let settle = |(token, verdict): (SettleToken, Verdict)| {
+//!             let message = self.held.lock().unwrap().remove(&token.number());
+//!             self.end(message.ok_or(SettleError::Gone)?, verdict);
+//!             Ok(())
+//!         };
+//!         verdicts.into_iter().map(settle).collect()
+//!     }
+//! }
+//!
+//! /// A queue of one case.
+//! struct TinyRig(Tiny);
+//!
+//! #[async_trait]
+//! impl Rig for TinyRig {
+//!     type Source = Tiny;
+//!
+//!     fn lacks(ability: Ability) -> Option<&'static str> {
+//!         match ability {
+//!             Ability::Count => None,
+//!             Ability::ShortWindow => Some("the broker waits for a settle for ever"),
+//!             _ => Some("the broker lives in the process, without connections"),
+//!         }
+//!     }
+//!
+//!     async fn fresh(_setup: Setup) -> Result<Self, BoxError> {
+//!         Ok(Self(Tiny::default()))
+//!     }
+//!
+//!     fn source(&self) -> Tiny {
+//!         self.0.clone()
+//!     }
+//!
+//!     async fn publish(&self, messages: &[Envelope]) -> Result<(), BoxError> {
+//!         self.0.ready.lock().unwrap().extend(messages.iter().cloned());
+//!         self.0.changed.send_replace(());
+//!         Ok(())
+//!     }
+//!
+//!     async fn left(&self) -> Result<u64, BoxError> {
+//!         let ready = self.0.ready.lock().unwrap().len();
+//!         Ok(u64::try_from(ready)? + self.0.unsettled.load(Ordering::SeqCst))
+//!     }
+//! }
+//!
+//! // One test of each case, where the adapter's tests are.
+//! mod tiny {
+//!     use super::*;
+//!     suite!(TinyRig);
+//! }
+//!
+//! fn main() {
+//!     // The same by hand, without the cases that take longest.
+//!     for case in Case::ALL {
+//!         if matches!(case, Case::SuddenEnd | Case::TenThousand) {
+//!             continue;
+//!         }
+//!         match run::<TinyRig>(*case, module_path!()) {
+//!             Outcome::Failed(why) => panic!("{}: {why}", case.name()),
+//!             outcome => println!("{}: {outcome:?}", case.name()),
+//!         }
+//!     }
+//! }
+//! ```
 
 mod adapter;
 mod cases;
@@ -293,7 +474,8 @@ pub fn test<R: Rig>(case: Case, entry: &str) {
 /// When the rig cannot be asked.
 #[doc(hidden)]
 pub fn tell<R: Rig>() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
         .enable_all()
         .build();
     let told = runtime.map_err(BoxError::from).and_then(|runtime| {

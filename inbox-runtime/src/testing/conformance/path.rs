@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inbox_core::{
-    Assignment, BoxError, Capabilities, DedupKey, Deliveries, Delivery, Envelope, IdSource, Learned,
-    Needs, Settle, SettleError, SettleToken, Source, SourceError, Verdict,
+    Assignment, BoxError, Capabilities, DedupKey, Deliveries, Delivery, Envelope, IdSource,
+    Learned, Needs, Settle, SettleError, SettleToken, Source, SourceError, Verdict,
 };
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::ledger::{self, Ledger};
 use super::process::Process;
-use super::rig::{Rig, Setup};
+use super::rig::{Ability, Rig, Setup};
 use super::scene::{Running, Scene, inbox, order, orders, with_notifications};
 use super::stage::{QUIET, Stage};
 use super::{ensure, ensure_eq};
@@ -57,14 +58,22 @@ impl<R: Rig> Business<R> {
         all.map_err(|error| format!("{error}; there are {}", record.acks().len()).into())
     }
 
-    /// Lets an ordinary inbox do what is left, until these messages are billed and the broker has nothing more.
+    /// Lets ordinary inboxes do what is left, until these messages are billed and the broker has nothing more.
     async fn finish(&self, ids: &[&str]) -> Done {
-        let (running, record) = self.run().await?;
-        self.until_billed(ids.len()).await?;
-        // Duplicates are acked too.
-        let each = async || Ok(ids.iter().all(|id| is_settled(&record, id)));
-        self.stage.eventually("the ack of each", each).await?;
-        running.stop(R::PATIENCE).await?;
+        let deadline = Instant::now() + self.stage.patience();
+        loop {
+            let (running, record) = self.run().await?;
+            self.until_billed(ids.len()).await?;
+            // What is billed already may come again, and nobody knows when.
+            tokio::time::sleep(QUIET).await;
+            let each = async || Ok(ids.iter().all(|id| is_settled(&record, id)));
+            self.stage.eventually("the ack of each", each).await?;
+            self.stop(running).await?;
+            let is_done = R::lacks(Ability::Count).is_some() || self.stage.rig.left().await? == 0;
+            if is_done || Instant::now() > deadline {
+                break;
+            }
+        }
         self.stage.ensure_left(0).await?;
         self.ledger
             .ensure_billed_by("billing", ids.iter().copied())

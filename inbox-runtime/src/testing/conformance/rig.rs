@@ -95,6 +95,7 @@ pub trait Rig: Sized + Send + Sync + 'static {
     /// # Errors
     ///
     /// Any, which fails the case.
+    #[allow(clippy::must_use_candidate)] // A future has to be used anyway.
     async fn attach(address: &str) -> Result<Self, BoxError> {
         let _ = address;
         undeclared(Ability::Processes)

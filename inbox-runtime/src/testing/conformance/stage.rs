@@ -2,6 +2,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use inbox_core::{
     Assignment, BoxError, Capabilities, DedupKey, Deliveries, Delivery, IdSource, Settle,
     SettleError, SettleToken, Source, Verdict,
@@ -109,7 +110,7 @@ impl<R: Rig> Stage<R> {
 /// An open assignment, used as the runtime uses it.
 pub(super) struct Opened {
     deliveries: Box<dyn Deliveries>,
-    pub(super) settle: Arc<dyn Settle>,
+    settle: Arc<dyn Settle>,
     id_sources: Vec<IdSource>,
     patience: Duration,
 }
@@ -135,6 +136,14 @@ impl Opened {
         match tokio::time::timeout(time, self.deliveries.next()).await {
             Ok(next) => Ok(next?.map(|delivery| self.named(delivery))),
             Err(_) => Ok(None),
+        }
+    }
+
+    /// The next delivery, if asking once is enough; the wait is dropped at its first await point.
+    pub(super) fn next_at_once(&mut self) -> Result<Option<Taken>, BoxError> {
+        match self.deliveries.next().now_or_never() {
+            Some(next) => Ok(next?.map(|delivery| self.named(delivery))),
+            None => Ok(None),
         }
     }
 
