@@ -11,7 +11,7 @@ use inbox_runtime::{BoxError, Capabilities, Envelope};
 const QUEUE: &str = "orders";
 
 /// What the broker behaves like.
-pub trait Manner: Send + Sync + 'static {
+pub(crate) trait Manner: Send + Sync + 'static {
     /// Whether it takes deliveries away.
     const TAKES_AWAY: bool = true;
 
@@ -19,7 +19,7 @@ pub trait Manner: Send + Sync + 'static {
 }
 
 /// Like itself.
-pub struct Itself;
+pub(crate) struct Itself;
 
 impl Manner for Itself {
     const TAKES_AWAY: bool = false;
@@ -33,7 +33,7 @@ impl Manner for Itself {
 }
 
 /// No delays, hand-backs are counted, a delivery has its time.
-pub struct AsRabbitMq;
+pub(crate) struct AsRabbitMq;
 
 impl Manner for AsRabbitMq {
     fn capabilities(setup: Setup) -> Capabilities {
@@ -45,7 +45,7 @@ impl Manner for AsRabbitMq {
 }
 
 /// Delays, and a lease that is extended.
-pub struct AsJetStream;
+pub(crate) struct AsJetStream;
 
 impl Manner for AsJetStream {
     fn capabilities(_setup: Setup) -> Capabilities {
@@ -55,7 +55,7 @@ impl Manner for AsJetStream {
     }
 }
 
-pub struct Memory<M> {
+pub(crate) struct Memory<M> {
     broker: MemoryBroker,
     setup: Setup,
     manner: PhantomData<M>,

@@ -1,6 +1,6 @@
 //! RabbitMQ, with quorum and with classic queues.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
@@ -8,9 +8,9 @@ use inbox_core::Publisher as _;
 use inbox_guarantees::environment;
 use inbox_guarantees::rabbitmq::{TestQueue, close_connections};
 use inbox_guarantees::servers::OwnServer;
-use inbox_runtime::brokers::{QueueKind, RabbitMq, RabbitMqSource};
+use inbox_runtime::brokers::{QueueKind, RabbitMq, RabbitMqPublisher, RabbitMqSource};
 use inbox_runtime::testing::conformance::{Ability, Rig, Setup, suite};
-use inbox_runtime::{BoxError, Envelope};
+use inbox_runtime::{BoxError, Envelope, PublishError};
 use tokio::sync::RwLock;
 
 /// The server looks once a minute which deliveries are too old.
@@ -19,7 +19,7 @@ const WINDOW: (&str, Duration) = ("consumer_timeout = 5000", Duration::from_secs
 /// How many messages are on their way to the server at a time.
 const AT_ONCE: usize = 64;
 
-pub struct Rabbit<const QUORUM: bool> {
+pub(crate) struct Rabbit<const QUORUM: bool> {
     /// Replaced by one over a new connection after a restart.
     queue: RwLock<TestQueue>,
     broker: RabbitMq,
@@ -45,6 +45,25 @@ impl<const QUORUM: bool> Rabbit<QUORUM> {
             name,
             server,
             window: None,
+        }
+    }
+
+    async fn publish_one(
+        &self,
+        publisher: &RabbitMqPublisher,
+        message: &Envelope,
+    ) -> Result<(), BoxError> {
+        let deadline = Instant::now() + Self::PATIENCE;
+        loop {
+            match publisher.publish(&self.name, message).await {
+                // A server that has just started listens before it has found its classic queues.
+                Err(PublishError::Unroutable { .. })
+                    if self.server.is_some() && Instant::now() < deadline =>
+                {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                published => return Ok(published?),
+            }
         }
     }
 
@@ -107,7 +126,7 @@ impl<const QUORUM: bool> Rig for Rabbit<QUORUM> {
         let publisher = self.broker.publisher();
         let publishing = messages
             .iter()
-            .map(|message| publisher.publish(&self.name, message));
+            .map(|message| self.publish_one(&publisher, message));
         let publishing: Vec<_> = publishing.collect();
         // In their order as far as one channel goes.
         let at_once = if messages.len() > AT_ONCE { AT_ONCE } else { 1 };
