@@ -365,7 +365,7 @@ pub trait Deliveries: Send {
 /// | broker | a request settles | so the adapter |
 /// |---|---|---|
 /// | AMQP 0-9-1 | one delivery, or (`multiple`) all up to a delivery tag of the channel | acks the run from the lowest unsettled tag on in one frame, the rest one by one; a tag that is settled already would close the channel |
-/// | Kafka | all records of a partition below an offset | keeps, for each partition, which records are done, and commits behind the longest run from the last commit on. A record behind one that is in work is answered `Ok` and goes out when the run reaches it; a hand-back ends the run for the rest of the assignment |
+/// | Kafka | all records of a partition below an offset | keeps, for each partition, which records are done, and commits behind the longest run from the last commit on. A record behind one that is in work is answered `Ok` and goes out when the run reaches it; a hand-back ends the run until the record was read again and is done |
 /// | SQS | up to ten receipt handles, each with its own result | sends tens, tries again what failed for the server's reasons, and answers each handle by its own result |
 /// | JetStream, Redis | one message each, or a list of them | sends them in one go |
 #[async_trait]
@@ -379,6 +379,15 @@ pub trait Settle: Send + Sync {
     /// it can no longer be settled and comes again.
     fn is_gone(&self) -> bool {
         false
+    }
+
+    /// Whether this delivery is known to be void, although its assignment lives on: a partition of it went to another
+    /// member of the group.
+    ///
+    /// Asked before the delivery is started. Whoever is answered `true` neither starts nor settles it.
+    fn is_void(&self, token: &SettleToken) -> bool {
+        let _ = token;
+        self.is_gone()
     }
 }
 

@@ -51,6 +51,8 @@
 //! | `postgres` | yes | PostgreSQL |
 //! | `mysql` | no | MariaDB and MySQL |
 //! | `sqlite` | no | SQLite, with one worker per file |
+//! | `kafka` | no | [`brokers::Kafka`]; builds librdkafka from its source, with a C and a C++ compiler and `make` |
+//! | `kafka-ssl` | no | encryption and SASL for it; needs OpenSSL's headers and `pkg-config` |
 //! | `rabbitmq` | no | [`brokers::RabbitMq`] |
 //! | `testing` | no | [`testing`]: stop or observe the path at each numbered step |
 //! | `conformance` | no | [`testing::conformance`]: the suite that every broker adapter must pass |

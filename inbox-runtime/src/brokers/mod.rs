@@ -3,16 +3,23 @@
 //! | adapter | feature | for |
 //! |---|---|---|
 //! | [`MemoryBroker`] | always there | tests, examples, queues that may die with the process |
+//! | `Kafka` | `kafka` | Apache Kafka, as a member of a consumer group |
 //! | `RabbitMq` | `rabbitmq` | RabbitMQ, classic and quorum queues (AMQP 0-9-1) |
 //!
 //! A new broker is one file or folder here that implements [`Source`](inbox_core::Source),
 //! [`Deliveries`](inbox_core::Deliveries) and [`Settle`](inbox_core::Settle); nothing outside it changes.
 
+#[cfg(feature = "kafka")]
+#[cfg_attr(docsrs, doc(cfg(feature = "kafka")))]
+mod kafka;
 mod memory;
 #[cfg(feature = "rabbitmq")]
 #[cfg_attr(docsrs, doc(cfg(feature = "rabbitmq")))]
 mod rabbitmq;
 
+#[cfg(feature = "kafka")]
+#[cfg_attr(docsrs, doc(cfg(feature = "kafka")))]
+pub use kafka::{Kafka, KafkaPublisher, KafkaSource};
 pub use memory::{Effect, LostAck, MemoryBroker, MemorySource, QueueState, Settled};
 #[cfg(feature = "rabbitmq")]
 #[cfg_attr(docsrs, doc(cfg(feature = "rabbitmq")))]

@@ -302,4 +302,8 @@ impl Settle for RecordedSettle {
     fn is_gone(&self) -> bool {
         self.settle.is_gone()
     }
+
+    fn is_void(&self, token: &SettleToken) -> bool {
+        self.settle.is_void(token)
+    }
 }

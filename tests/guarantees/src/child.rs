@@ -22,6 +22,8 @@ pub struct Orders {
     pub amqp: String,
     /// The queue.
     pub queue: String,
+    /// Brokers of Kafka: the queue is a topic there, and a group of the same name.
+    pub kafka: Option<String>,
     /// Consume as "notifications", which books on acc-2, instead of "billing".
     pub notifications: bool,
     /// Die by SIGKILL at this step, by its number.

@@ -7,6 +7,7 @@
 
 pub mod child;
 pub mod dispatch;
+pub mod kafka;
 pub mod outage;
 pub mod proxy;
 pub mod rabbitmq;
