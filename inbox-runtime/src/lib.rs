@@ -52,6 +52,8 @@
 //! | `mysql` | no | MariaDB and MySQL |
 //! | `sqlite` | no | SQLite, with one worker per file |
 //! | `rabbitmq` | no | [`brokers::RabbitMq`] |
+//! | `nats` | no | [`brokers::Nats`], without encryption |
+//! | `nats-tls` | no | encrypted connections to NATS, with the `ring` provider of rustls |
 //! | `testing` | no | [`testing`]: stop or observe the path at each numbered step |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
