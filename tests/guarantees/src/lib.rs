@@ -7,6 +7,7 @@
 
 pub mod child;
 pub mod dispatch;
+pub mod nats;
 pub mod proxy;
 pub mod rabbitmq;
 pub mod recorded;
