@@ -151,6 +151,34 @@ impl Consumer {
         self.output.next_line().await.ok().flatten()
     }
 
+    /// What the process says within this time.
+    pub async fn says_within(&mut self, time: Duration) -> Vec<String> {
+        let before = self.said.len();
+        let listening = async {
+            while let Ok(Some(said)) = self.output.next_line().await {
+                self.said.push(said);
+            }
+        };
+        let _ = tokio::time::timeout(time, listening).await;
+        self.said.split_at(before).1.to_vec()
+    }
+
+    /// Whether it can write to its files: without, as on a disk that is full.
+    ///
+    /// # Panics
+    ///
+    /// When the limit cannot be set.
+    pub fn let_files_grow(&self, may_grow: bool) {
+        let limit = if may_grow { "unlimited" } else { "0" };
+        let process = self.process.id().expect("it is gone");
+        let status = std::process::Command::new("prlimit")
+            .arg(format!("--pid={process}"))
+            .arg(format!("--fsize={limit}:"))
+            .status()
+            .expect("no prlimit");
+        assert!(status.success(), "{status}");
+    }
+
     /// Stops the process where it is, by SIGSTOP; its connections and locks stay.
     pub fn pause(&self) {
         self.signal("STOP");

@@ -14,6 +14,7 @@ use inbox_runtime::brokers::RabbitMq;
 use inbox_runtime::testing::Step;
 use inbox_runtime::{HandlerError, Inbox, MessageId, State, Tx, inbox_handler};
 use sqlx::postgres::PgPoolOptions;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -156,6 +157,8 @@ fn listen() -> (oneshot::Receiver<()>, Go) {
 #[tokio::main(worker_threads = 8)]
 async fn main() -> Result<(), Failure> {
     let _ = EventLog::of_process();
+    // SIGXFSZ: a file that may not grow is an error of whoever writes to it, and ends nobody.
+    let _caught = signal(SignalKind::from_raw(25))?;
     let orders = std::env::args().nth(1).ok_or("orders as JSON, please")?;
     let orders: Arc<Orders> = Arc::new(serde_json::from_str(&orders)?);
     if orders.database.starts_with("postgres") {
