@@ -54,6 +54,8 @@
 //! | `kafka` | no | [`brokers::Kafka`]; builds librdkafka from its source, with a C and a C++ compiler and `make` |
 //! | `kafka-ssl` | no | encryption and SASL for it; needs OpenSSL's headers and `pkg-config` |
 //! | `rabbitmq` | no | [`brokers::RabbitMq`] |
+//! | `nats` | no | [`brokers::Nats`], without encryption |
+//! | `nats-tls` | no | encrypted connections to NATS, with the `ring` provider of rustls |
 //! | `testing` | no | [`testing`]: stop or observe the path at each numbered step |
 //! | `conformance` | no | [`testing::conformance`]: the suite that every broker adapter must pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -8,6 +8,7 @@
 pub mod child;
 pub mod dispatch;
 pub mod kafka;
+pub mod nats;
 pub mod outage;
 pub mod proxy;
 pub mod rabbitmq;
