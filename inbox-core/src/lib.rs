@@ -71,8 +71,8 @@ pub use message::Message;
 pub use registration::{HandlerOn, SameDatabase};
 pub use session::{Layout, Session, TransactionOptions};
 pub use source::{
-    Assignment, Capabilities, Deliveries, PublishError, Publisher, Settle, SettleError,
-    SettleToken, Source, SourceError, Verdict,
+    Assignment, Capabilities, Deliveries, Learned, Needs, PublishError, Publisher, Settle,
+    SettleError, SettleToken, Source, SourceError, Verdict,
 };
 pub use tables::{InvalidTableNames, Tables};
 pub use tx::{HandlerTx, Savepoint, Tx};

@@ -14,6 +14,57 @@ use crate::identity::IdSource;
 ///
 /// A source is a description; [`Source::open`] connects. The runtime opens it again, with back-off, whenever
 /// an [`Assignment`] ended, so an adapter neither reconnects by itself nor hides that a connection was lost.
+///
+/// # The contract of an adapter
+///
+/// An adapter is this trait, [`Deliveries`] and [`Settle`]. It keeps no message and decides nothing about one; it says
+/// what the broker does. `inbox_runtime::testing::conformance` proves it against its real broker.
+///
+/// **Nothing is lost, nothing is settled early.** Only [`Verdict::Ack`] takes a message from the broker. The adapter
+/// consumes without any automatic ack, position or commit. What an assignment leaves behind, whether it was dropped,
+/// stopped or lost, comes again: to the next assignment, at the latest when the [lease](Capabilities::lease) of a dead one
+/// is over. A delivery that the client library has buffered and nobody took is left behind like any other.
+///
+/// **"Not acked" is not "redelivered".** Many brokers deliver nothing again while a connection lives. So the runtime ends
+/// every delivery in an ack, in a hand-back, or keeps it and tries it again from memory. It hands back only
+/// where the broker can delay ([`longest_delay`](Capabilities::longest_delay)), when a
+/// [`settle_window`](Capabilities::settle_window) is half over, and at a shutdown. Where hand-backs are counted against a
+/// message ([`counts_hand_backs`](Capabilities::counts_hand_backs)), none is made for an outage or for a copy in work
+/// elsewhere. A hand-back is never a rejection: the inbox keeps the dead letters, so the adapter never tells the broker to
+/// drop or to move a message.
+///
+/// **A broker's counter proves nothing about the handler.** It also grows when a connection drops. It and the flag
+/// [`redelivered`](Delivery::redelivered) only let the runtime count, before the handler starts, what may have ended a
+/// process; they are never compared with `max_attempts`. A limit of the broker that such redeliveries can reach is among
+/// the problems of [`learn`](Self::learn).
+///
+/// **Tokens belong to their assignment.** A token that is void, unknown or used settles nothing, neither here nor on the
+/// next assignment: a delivery tag, which starts again with each channel, is no token. The numbers of an adapter are its
+/// own, for example from a counter of the process; a position in a log, which always means the same record, will do.
+///
+/// **The runtime owns reconnection.** [`Deliveries::next`] answers an error when the assignment is lost, also while the
+/// prefetch is used up, and nothing afterwards; the client library's own recovery is switched off, or its end of a session
+/// is told. From then on [`Settle::settle`] answers [`SettleError::Gone`], and [`Settle::is_gone`] is `true`, so that what
+/// waits is not started any more.
+///
+/// **Back-pressure is the prefetch.** An assignment never has more than `prefetch` deliveries unsettled, over all
+/// partitions. A client library that fetches more keeps it to itself. A broker that expects polling is polled by the adapter
+/// while nothing is taken.
+///
+/// **The adapter keeps what is in work.** Where the broker wants signs of life ([`lease`](Capabilities::lease)) a task of
+/// the adapter gives them, at a third of the lease or oftener, while the token is unsettled and the assignment lives. They
+/// end with the assignment, so that the messages of a process that died come again.
+///
+/// **Several consumers are one delivery.** The runtime runs them all and settles once when the last one is done. When one of
+/// them has parked or buried the message, the delivery is acked in the end and never handed back.
+///
+/// **Order** is that of [`Envelope::key`], for a source that [says so](Capabilities::orders_by_key): messages with one key
+/// run one after another within the process. It ends with a failure: a message that waits for its next attempt lets
+/// the next one of its key pass, and a hand-back changes the order at most brokers. The adapter orders nothing by itself.
+///
+/// **Bytes stay bytes.** The payload is what the producer sent, an empty one included. An id that is missing stays missing:
+/// no delivery tag, position or broker-made id takes its place unless the user asked for it. What the client library cannot
+/// carry becomes an id that is refused, never another one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a source of messages",
     label = "not a source",
@@ -24,7 +75,7 @@ pub trait Source: Send + Sync + 'static {
     /// The messaging system, in OpenTelemetry's words (`rabbitmq`, `kafka`, ...).
     fn system(&self) -> &'static str;
 
-    /// What the broker behind it can do.
+    /// What the broker behind it can do, as far as that is known without asking it.
     fn capabilities(&self) -> Capabilities;
 
     /// Where this source looks for a message's id, in order.
@@ -35,7 +86,24 @@ pub trait Source: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// Asks the broker what it alone knows, such as how long it keeps its messages, and changes nothing there.
+    ///
+    /// Asked when the inbox is built, and before each [`open`](Self::open): what is wrong by then refuses the start, or
+    /// keeps the source closed until it is mended. The default asks nobody. An adapter that learns nothing beyond its
+    /// [`capabilities`](Self::capabilities) leaves it as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError`] when the broker cannot be asked: the start goes on with [`capabilities`](Self::capabilities), since
+    /// the broker may come later than its consumers do.
+    async fn learn(&self, _needs: &Needs) -> Result<Learned, SourceError> {
+        Ok(Learned::new(self.capabilities()))
+    }
+
     /// Connects and starts consuming, with at most `prefetch` unsettled deliveries.
+    ///
+    /// May be dropped at every await point, and is called any number of times, also for several assignments that live at
+    /// the same time. Dropping both halves of an assignment ends it, without an await.
     ///
     /// # Errors
     ///
@@ -43,24 +111,98 @@ pub trait Source: Send + Sync + 'static {
     async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError>;
 }
 
+/// What an inbox asks of a source, for settings that have to go with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Needs {
+    /// The most deliveries that it has unsettled at a time.
+    pub prefetch: NonZeroUsize,
+    /// The longest `timeout` of the handlers that listen to the source.
+    pub longest_timeout: Duration,
+    /// The largest `max_attempts` of the handlers that listen to the source.
+    pub most_attempts: u32,
+}
+
+impl Needs {
+    /// The needs of handlers that run for up to `longest_timeout`, up to `most_attempts` times.
+    #[must_use]
+    pub const fn new(
+        prefetch: NonZeroUsize,
+        longest_timeout: Duration,
+        most_attempts: u32,
+    ) -> Self {
+        Self {
+            prefetch,
+            longest_timeout,
+            most_attempts,
+        }
+    }
+}
+
+/// What a broker answered to [`Source::learn`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Learned {
+    /// What it can do, by its own settings.
+    pub capabilities: Capabilities,
+    /// Settings of the broker under which messages would be lost, or not be consumed; each finding names the setting, its
+    /// value and the remedy. What can be told from the capabilities is found by the runtime and is not among these.
+    pub problems: Vec<String>,
+}
+
+impl Learned {
+    /// Nothing wrong.
+    #[must_use]
+    pub const fn new(capabilities: Capabilities) -> Self {
+        Self {
+            capabilities,
+            problems: Vec::new(),
+        }
+    }
+
+    /// Adds what is wrong.
+    #[must_use]
+    pub fn problems(mut self, problems: impl IntoIterator<Item = String>) -> Self {
+        self.problems.extend(problems);
+        self
+    }
+}
+
 /// What the runtime must know of a broker to decide about a delivery that is not acked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// The longest delay that the broker itself can put before a redelivery; `None`: it has no delays, and
-    /// the runtime holds the delivery instead.
+    /// the runtime holds the delivery instead. Every delay from zero to this one is kept: one that the broker can only
+    /// grant in steps is rounded up by the adapter.
     pub longest_delay: Option<Duration>,
     /// Whether handing a delivery back uses up a counter that makes the broker drop or move the message.
     pub counts_hand_backs: bool,
-    /// How long the broker waits for a settle before it takes the delivery away; `None`: no limit is known.
+    /// How long the broker waits for a settle before it takes the delivery away, whatever the adapter does; `None`: no
+    /// limit is known, or the adapter extends it for as long as the delivery is unsettled (see [`lease`](Self::lease)). No
+    /// handler may run for longer.
     pub settle_window: Option<Duration>,
+    /// What the broker calls its settle window, for people (RabbitMQ: `consumer_timeout`).
+    pub settle_setting: Option<&'static str>,
+    /// How long the broker waits for a sign that a delivery is still in work; `None`: it wants none. The adapter gives these
+    /// signs by itself while the token is unsettled and the assignment lives, so what is in work is never taken away for it.
+    /// What was left behind comes again only after this time.
+    pub lease: Option<Duration>,
+    /// Whether every delivery says how often the broker delivered the message before
+    /// ([`Delivery::earlier_deliveries`]).
+    pub counts_deliveries: bool,
+    /// Whether an ack takes effect only when everything before it is acked too (a log with one position for each
+    /// partition). After the end of an assignment, what is behind the first delivery that was not acked comes again.
+    pub acks_in_order: bool,
     /// Whether [`Envelope::key`](crate::Envelope::key) says which messages have to stay in order (a partition key, a
     /// message group), so that it orders them for handlers without an `order_by` of their own.
     pub orders_by_key: bool,
     /// How long after its first delivery the broker can deliver a message once more, also after an ack (a stream that is
-    /// read again, a topic whose offsets are set back); `None`: the adapter knows no such time. The inbox has to
-    /// remember its messages for longer.
+    /// read again, a topic whose offsets are set back); `None`: the adapter knows no such time, [`Duration::MAX`]: for
+    /// ever. The inbox has to remember its messages for longer.
     pub redelivery_window: Option<Duration>,
+    /// What the broker calls its redelivery window, for people (Kafka: `retention.ms`).
+    pub redelivery_setting: Option<&'static str>,
     /// The largest payload that the broker delivers, in bytes; `None`: it is not known. What the database cannot store
     /// can be neither parked nor kept as a dead letter.
     pub largest_payload: Option<u64>,
@@ -74,8 +216,13 @@ impl Capabilities {
             longest_delay: None,
             counts_hand_backs: true,
             settle_window: None,
+            settle_setting: None,
+            lease: None,
+            counts_deliveries: false,
+            acks_in_order: false,
             orders_by_key: false,
             redelivery_window: None,
+            redelivery_setting: None,
             largest_payload: None,
         }
     }
@@ -101,6 +248,34 @@ impl Capabilities {
         self
     }
 
+    /// Sets what the broker calls the time limit of a delivery.
+    #[must_use]
+    pub const fn settle_setting(mut self, name: &'static str) -> Self {
+        self.settle_setting = Some(name);
+        self
+    }
+
+    /// Sets how long the broker waits for a sign of life.
+    #[must_use]
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Sets whether every delivery is counted.
+    #[must_use]
+    pub const fn counts_deliveries(mut self, counts: bool) -> Self {
+        self.counts_deliveries = counts;
+        self
+    }
+
+    /// Sets whether acks take effect in the order of the deliveries alone.
+    #[must_use]
+    pub const fn acks_in_order(mut self, in_order: bool) -> Self {
+        self.acks_in_order = in_order;
+        self
+    }
+
     /// Sets whether the key of a message orders it among others.
     #[must_use]
     pub const fn orders_by_key(mut self, orders: bool) -> Self {
@@ -112,6 +287,13 @@ impl Capabilities {
     #[must_use]
     pub const fn redelivery_window(mut self, window: Duration) -> Self {
         self.redelivery_window = Some(window);
+        self
+    }
+
+    /// Sets what the broker calls the time for which a message can be delivered once more.
+    #[must_use]
+    pub const fn redelivery_setting(mut self, name: &'static str) -> Self {
+        self.redelivery_setting = Some(name);
         self
     }
 
@@ -148,7 +330,8 @@ impl fmt::Debug for Assignment {
 /// The deliveries of one assignment.
 #[async_trait]
 pub trait Deliveries: Send {
-    /// The next delivery; `None` when the assignment ended in an orderly way.
+    /// The next delivery; `None` when the assignment ended in an orderly way. Waits while `prefetch` deliveries are
+    /// unsettled, and is asked all the same, so that a loss is noticed.
     ///
     /// Must be safe to drop at every await point: a delivery taken from the broker must not be lost with the
     /// future.
@@ -158,7 +341,8 @@ pub trait Deliveries: Send {
     /// [`SourceError`] when the assignment is lost; nothing more comes from it.
     async fn next(&mut self) -> Result<Option<Delivery>, SourceError>;
 
-    /// Stops taking new deliveries, while the ones taken can still be settled.
+    /// Stops taking new deliveries, while the ones taken can still be settled. What nobody took goes back to the broker,
+    /// for others to have it at once. Called more than once, it does no more.
     async fn stop(&mut self) {}
 }
 
@@ -181,7 +365,7 @@ pub trait Deliveries: Send {
 /// | broker | a request settles | so the adapter |
 /// |---|---|---|
 /// | AMQP 0-9-1 | one delivery, or (`multiple`) all up to a delivery tag of the channel | acks the run from the lowest unsettled tag on in one frame, the rest one by one; a tag that is settled already would close the channel |
-/// | Kafka | all records of a partition below an offset | keeps, for each partition, which records are done, and commits behind the longest run from the last commit on. A record behind one that is in work is answered `Ok` and goes out when the run reaches it; a hand-back ends the run for the rest of the assignment |
+/// | Kafka | all records of a partition below an offset | keeps, for each partition, which records are done, and commits behind the longest run from the last commit on. A record behind one that is in work is answered `Ok` and goes out when the run reaches it; a hand-back ends the run until the record was read again and is done |
 /// | SQS | up to ten receipt handles, each with its own result | sends tens, tries again what failed for the server's reasons, and answers each handle by its own result |
 /// | JetStream, Redis | one message each, or a list of them | sends them in one go |
 #[async_trait]
@@ -195,6 +379,15 @@ pub trait Settle: Send + Sync {
     /// it can no longer be settled and comes again.
     fn is_gone(&self) -> bool {
         false
+    }
+
+    /// Whether this delivery is known to be void, although its assignment lives on: a partition of it went to another
+    /// member of the group.
+    ///
+    /// Asked before the delivery is started. Whoever is answered `true` neither starts nor settles it.
+    fn is_void(&self, token: &SettleToken) -> bool {
+        let _ = token;
+        self.is_gone()
     }
 }
 

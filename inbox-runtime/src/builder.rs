@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use inbox_core::{
     Capabilities, ConsumerName, Finding, HandlerOn, HandlerSpec, InboxDatabase, Inspection,
-    Isolation, Layout, MigrationError, Requirements, Requisites, Severity, SharedState, Source,
-    StateMap, Tables, TransactionOptions,
+    Isolation, Layout, Learned, MigrationError, Needs, Requirements, Requisites, Severity,
+    SharedState, Source, StateMap, Tables, TransactionOptions,
 };
 use sqlx::Pool;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::RetryPolicy;
-use crate::checks::{self, SourceFacts};
+use crate::checks::{self, Demands, SourceFacts, Storable};
 use crate::gate::Gate;
 use crate::hold::Hold;
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, Routed};
 use crate::monitor::Monitor;
 use crate::purge::{Purge, PurgePolicy};
 use crate::queue::Queue;
@@ -34,6 +34,9 @@ const CLAIM_WAIT_ALONE: Duration = Duration::from_millis(50);
 
 /// How many messages share a transaction if nothing else is said.
 const SHARING: usize = 16;
+
+/// How long a broker may take to tell its settings before the inbox is built without them.
+const LEARN_LIMIT: Duration = Duration::from_secs(5);
 
 /// The most deliveries that a source may have unsettled if nothing else is said.
 const MOST_PREFETCHED: usize = 4096;
@@ -433,6 +436,20 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 None
             }
         };
+        let storable = inspection.as_ref().map(|inspection| Storable {
+            database: Db::NAME,
+            bytes: inspection.largest_payload.0,
+            limited_by: inspection.largest_payload.1,
+        });
+        let demands: Vec<_> = self
+            .sources
+            .iter()
+            .map(|(name, _)| self.demands_on(name, prefetch, storable.clone()))
+            .collect();
+        let learned = self.ask_brokers(&demands).await;
+        for (demands, learned) in demands.iter().zip(&learned) {
+            problems.extend(demands.unmet(learned));
+        }
         let (Some(inspection), Some(concurrency), Some(prefetch), true) = (
             inspection,
             NonZeroUsize::new(concurrency),
@@ -441,7 +458,56 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         ) else {
             return Err(BuildError { problems });
         };
-        self.assemble(inspection, concurrency, prefetch)
+        let sources = demands.into_iter().zip(learned).collect();
+        self.assemble(inspection, concurrency, prefetch, sources)
+    }
+
+    /// What each source can do, by its broker's own settings where the broker can be asked.
+    async fn ask_brokers(&self, demands: &[Demands]) -> Vec<Learned> {
+        let asked = self.sources.iter().zip(demands);
+        let asked = asked.map(async |((name, source), demands)| {
+            // Wrong by itself, which is told already: it may not know whom to ask.
+            if !source.problems().is_empty() {
+                return Learned::new(source.capabilities());
+            }
+            let why = match tokio::time::timeout(LEARN_LIMIT, source.learn(&demands.needs)).await {
+                Ok(Ok(learned)) => return learned,
+                Ok(Err(error)) => with_causes(&error),
+                Err(_) => format!("it did not answer within {LEARN_LIMIT:?}"),
+            };
+            tracing::warn!(
+                source = %name,
+                system = source.system(),
+                error = %why,
+                "the broker cannot be asked for its settings; they are checked when the source is opened"
+            );
+            Learned::new(source.capabilities())
+        });
+        futures_util::future::join_all(asked).await
+    }
+
+    /// What a source has to go with.
+    fn demands_on(&self, name: &str, prefetch: usize, storable: Option<Storable>) -> Demands {
+        let specs = self.handlers.iter().map(|candidate| candidate.spec);
+        let handlers: Vec<_> = specs
+            .filter(|spec| spec.from.is_empty() || spec.from.contains(&name))
+            .collect();
+        let longest_timeout = handlers.iter().map(|spec| spec.timeout).max();
+        let most_attempts = handlers.iter().map(|spec| spec.max_attempts).max();
+        let stated = self.redelivery_windows.iter();
+        let stated = stated.filter(|(source, _)| source == name);
+        Demands {
+            source: name.to_owned(),
+            needs: Needs::new(
+                NonZeroUsize::new(prefetch).unwrap_or(NonZeroUsize::MIN),
+                longest_timeout.unwrap_or_default(),
+                most_attempts.unwrap_or_default(),
+            ),
+            handlers,
+            retention: self.retention,
+            redelivery_window: stated.map(|(_, window)| *window).max(),
+            storable,
+        }
     }
 
     /// Twice what can be in work. Without an order key messages share a transaction only with a concurrency of 1, and
@@ -488,7 +554,6 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 id_sources: source.id_sources(),
                 id_scope: self.scope_of(name),
                 problems: source.problems(),
-                redelivery_window: self.window_of(name, source.as_ref()),
             })
             .collect();
         let mut problems = checks::handlers(&specs, &facts, Db::ISOLATION_LEVELS, Db::NAME);
@@ -518,7 +583,7 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 ));
             }
         }
-        problems.extend(checks::retention(self.retention, &facts));
+        problems.extend(checks::retention(self.retention));
         problems.extend(self.purge.iter().flat_map(PurgePolicy::problems));
         for ignored in &self.ignored {
             let taken = specs
@@ -675,19 +740,6 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                 return None;
             }
         };
-        let (largest, limited_by) = inspection.largest_payload;
-        for (name, source) in &self.sources {
-            if let Some(bytes) = source.capabilities().largest_payload
-                && bytes > largest
-            {
-                problems.push(format!(
-                    "source `{name}` delivers payloads of up to {bytes} bytes, but {} stores at most {largest} \
-                     ({limited_by}): a larger one could be neither parked nor kept as a dead letter; raise that limit, or \
-                     lower the broker's",
-                    Db::NAME
-                ));
-            }
-        }
         for finding in &inspection.findings {
             match finding.severity {
                 Severity::Problem => problems.push(finding.text.clone()),
@@ -704,21 +756,12 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
             .map(|(_, scope)| scope.clone())
     }
 
-    /// The longest time for which a message of this source can come again, as far as anybody knows.
-    fn window_of(&self, name: &str, source: &dyn Source) -> Option<Duration> {
-        self.redelivery_windows
-            .iter()
-            .filter(|(declared, _)| declared == name)
-            .map(|(_, window)| *window)
-            .chain(source.capabilities().redelivery_window)
-            .max()
-    }
-
     fn assemble(
         mut self,
         inspection: Inspection<Db>,
         concurrency: NonZeroUsize,
         prefetch: NonZeroUsize,
+        asked: Vec<(Demands, Learned)>,
     ) -> Result<Inbox<Db>, BuildError> {
         let lease = self.lease_time();
         let layout = Arc::new(Layout::new(inspection.statements));
@@ -769,10 +812,11 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
         };
         let sources = std::mem::take(&mut self.sources)
             .into_iter()
-            .map(|(name, source)| {
+            .zip(asked)
+            .map(|((name, source), (demands, learned))| {
                 let route = Route {
                     system: source.system(),
-                    capabilities: source.capabilities(),
+                    capabilities: learned.capabilities,
                     id_sources: source.id_sources(),
                     id_scope: self.scope_of(&name),
                     handlers: handlers
@@ -783,7 +827,11 @@ impl<Db: InboxDatabase> InboxBuilder<Db> {
                     ignored: Arc::clone(&ignored),
                     source: name,
                 };
-                (Arc::from(source), Arc::new(route))
+                Routed {
+                    source: Arc::from(source),
+                    route: Arc::new(route),
+                    demands,
+                }
             })
             .collect();
         let queue = Queue::new(concurrency.get());

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use inbox_core::{
-    ConsumerName, DedupKey, HandlerSpec, IdSource, Isolation, RetryDelays, broker_side_identifier,
+    Capabilities, ConsumerName, DedupKey, HandlerSpec, IdSource, Isolation, Learned, Needs,
+    RetryDelays, broker_side_identifier,
 };
 
 use crate::backoff::{self, RetryPolicy};
@@ -26,8 +27,115 @@ pub(crate) struct SourceFacts {
     pub(crate) id_sources: Vec<IdSource>,
     pub(crate) id_scope: Option<String>,
     pub(crate) problems: Vec<String>,
-    /// How long a message of it can come again, as far as anybody knows.
+}
+
+/// What the settings of a source have to go with. Asked when the inbox is built, and whenever the source is opened, since
+/// a broker may come late and its settings may change.
+#[derive(Debug, Clone)]
+pub(crate) struct Demands {
+    pub(crate) source: String,
+    pub(crate) needs: Needs,
+    /// The handlers that listen to it.
+    pub(crate) handlers: Vec<HandlerSpec>,
+    pub(crate) retention: Duration,
+    /// How long a message of it can come again, as the builder was told.
     pub(crate) redelivery_window: Option<Duration>,
+    /// The largest payload that the database stores, once that is known.
+    pub(crate) storable: Option<Storable>,
+}
+
+/// The largest payload that a database stores.
+#[derive(Debug, Clone)]
+pub(crate) struct Storable {
+    pub(crate) database: &'static str,
+    pub(crate) bytes: u64,
+    pub(crate) limited_by: &'static str,
+}
+
+impl Demands {
+    /// What is wrong with a source that is as its broker says.
+    pub(crate) fn unmet(&self, learned: &Learned) -> Vec<String> {
+        let of_broker = learned.problems.iter();
+        let mut problems: Vec<_> = of_broker
+            .map(|problem| format!("source `{}`: {problem}", self.source))
+            .collect();
+        problems.extend(self.settling(&learned.capabilities));
+        problems.extend(self.remembering(&learned.capabilities));
+        problems.extend(self.storing(&learned.capabilities));
+        problems
+    }
+
+    /// A handler must be able to end before the broker delivers its message once more.
+    fn settling(&self, capabilities: &Capabilities) -> Vec<String> {
+        let Some(window) = capabilities.settle_window else {
+            return Vec::new();
+        };
+        let slow = self.handlers.iter().filter(|spec| spec.timeout > window);
+        slow.map(|spec| {
+            format!(
+                "source `{}`: the broker takes a delivery away after {}{}, but {} may run for {}: its message would be \
+                 delivered again meanwhile; raise the one at the broker, or lower the handler's `timeout`",
+                self.source,
+                in_words(window),
+                setting(capabilities.settle_setting),
+                place(spec),
+                in_words(spec.timeout),
+            )
+        })
+        .collect()
+    }
+
+    /// Claims must outlive the last redelivery of their message.
+    fn remembering(&self, capabilities: &Capabilities) -> Option<String> {
+        let (stated, known) = (self.redelivery_window, capabilities.redelivery_window);
+        // Without a window nothing is known that could contradict.
+        let window = stated.max(known).filter(|window| !window.is_zero())?;
+        let needed = window.saturating_add(RETENTION_MARGIN);
+        let is_possible = (SHORTEST_RETENTION..=LONGEST_RETENTION).contains(&self.retention);
+        if self.retention >= needed || !is_possible {
+            return None;
+        }
+        let remedy = if needed <= LONGEST_RETENTION {
+            format!("give `.retention(..)` at least {}", in_words(needed))
+        } else {
+            "let the broker forget its messages earlier".to_owned()
+        };
+        Some(format!(
+            "source `{}` can deliver a message again {}{}, but the retention of {} forgets it earlier (a margin of {} \
+             included), and it would be processed twice; {remedy}",
+            self.source,
+            if window == Duration::MAX {
+                "for ever".to_owned()
+            } else {
+                format!("for {}", in_words(window))
+            },
+            setting(
+                capabilities
+                    .redelivery_setting
+                    .filter(|_| known == Some(window))
+            ),
+            in_words(self.retention),
+            in_words(RETENTION_MARGIN),
+        ))
+    }
+
+    /// What the database cannot store can be neither parked nor kept.
+    fn storing(&self, capabilities: &Capabilities) -> Option<String> {
+        let storable = self.storable.as_ref()?;
+        let bytes = capabilities.largest_payload?;
+        (bytes > storable.bytes).then(|| {
+            format!(
+                "source `{}` delivers payloads of up to {bytes} bytes, but {} stores at most {} ({}): a larger one could \
+                 be neither parked nor kept as a dead letter; raise that limit, or lower the broker's",
+                self.source, storable.database, storable.bytes, storable.limited_by
+            )
+        })
+    }
+}
+
+/// What the broker calls it, to be put behind the value.
+fn setting(name: Option<&str>) -> String {
+    name.map(|name| format!(" (`{name}`)")).unwrap_or_default()
 }
 
 /// `name (file:line)`: where a person finds the handler.
@@ -302,8 +410,8 @@ pub(crate) fn sizes(
     problems
 }
 
-/// Claims must outlive the last redelivery of their message.
-pub(crate) fn retention(retention: Duration, sources: &[SourceFacts]) -> Vec<String> {
+/// How long claims are kept must make sense by itself.
+pub(crate) fn retention(retention: Duration) -> Vec<String> {
     let told = in_words(retention);
     if retention < SHORTEST_RETENTION {
         return vec![format!(
@@ -318,27 +426,7 @@ pub(crate) fn retention(retention: Duration, sources: &[SourceFacts]) -> Vec<Str
             in_words(LONGEST_RETENTION)
         )];
     }
-    let mut problems = Vec::new();
-    for source in sources {
-        let window = source.redelivery_window.unwrap_or_default();
-        let needed = window.saturating_add(RETENTION_MARGIN);
-        // Without a window nothing is known that could contradict.
-        if !window.is_zero() && retention < needed {
-            let remedy = if needed <= LONGEST_RETENTION {
-                format!("give `.retention(..)` at least {}", in_words(needed))
-            } else {
-                "let the broker forget its messages earlier".to_owned()
-            };
-            problems.push(format!(
-                "source `{}` can deliver a message again for {}, but the retention of {told} forgets it earlier (a margin \
-                 of {} included), and it would be processed twice; {remedy}",
-                source.name,
-                in_words(window),
-                in_words(RETENTION_MARGIN),
-            ));
-        }
-    }
-    problems
+    Vec::new()
 }
 
 /// A time as a person would say it, where it comes out even.
@@ -366,6 +454,7 @@ fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
     use std::time::Duration;
 
     use super::*;
@@ -380,7 +469,6 @@ mod tests {
             id_sources: vec![IdSource::Property],
             id_scope: None,
             problems: vec![],
-            redelivery_window: None,
         }
     }
 
@@ -500,36 +588,90 @@ mod tests {
         assert!(id_spaces(&[spec("billing").key(DedupKey::CloudEvents)], &two, &[]).is_empty());
     }
 
+    fn demands(retention: Duration) -> Demands {
+        Demands {
+            source: "orders".to_owned(),
+            needs: Needs::new(NonZeroUsize::MIN, Duration::from_secs(30), 5),
+            handlers: vec![spec("billing")],
+            retention,
+            redelivery_window: None,
+            storable: None,
+        }
+    }
+
     #[test]
     fn a_retention_within_the_redelivery_window_is_refused_with_both_values() {
         let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
-        let with = |window| {
-            [SourceFacts {
+        let found = |retention: Duration, window: Option<Duration>| {
+            let mut capabilities = Capabilities::new().redelivery_setting("max_age");
+            capabilities.redelivery_window = window;
+            let of_broker = demands(retention).unmet(&Learned::new(capabilities));
+            let stated = Demands {
                 redelivery_window: window,
-                ..source("orders")
-            }]
+                ..demands(retention)
+            };
+            let stated = stated.unmet(&Learned::new(Capabilities::new()));
+            assert_eq!(of_broker.len(), stated.len());
+            for (of_broker, stated) in of_broker.iter().zip(&stated) {
+                assert_eq!(*stated, of_broker.replace(" (`max_age`)", ""));
+            }
+            of_broker
         };
-        let found = retention(Duration::from_secs(300), &with(Some(days(14))));
-        assert_eq!(found.len(), 1, "{found:?}");
+        let five_minutes = found(Duration::from_secs(300), Some(days(14)));
+        assert_eq!(five_minutes.len(), 1, "{five_minutes:?}");
         for word in [
             "`orders`",
-            "14 days",
+            "14 days (`max_age`)",
             "5 minutes",
             "337 hours",
             ".retention(",
         ] {
-            assert!(found[0].contains(word), "{word}: {found:?}");
+            assert!(five_minutes[0].contains(word), "{word}: {five_minutes:?}");
         }
         // The window alone is not enough, and the margin is.
-        assert_eq!(retention(days(14), &with(Some(days(14)))).len(), 1);
+        assert_eq!(found(days(14), Some(days(14))).len(), 1);
         let enough = days(14) + RETENTION_MARGIN;
-        assert!(retention(enough, &with(Some(days(14)))).is_empty());
+        assert!(found(enough, Some(days(14))).is_empty());
         assert_eq!(
-            retention(enough - Duration::from_nanos(1), &with(Some(days(14)))).len(),
+            found(enough - Duration::from_nanos(1), Some(days(14))).len(),
             1
         );
-        assert!(retention(SHORTEST_RETENTION, &with(None)).is_empty());
-        assert_eq!(retention(days(365), &with(Some(Duration::MAX))).len(), 1);
+        assert!(found(SHORTEST_RETENTION, None).is_empty());
+        let never = found(days(365), Some(Duration::MAX));
+        assert_eq!(never.len(), 1);
+        assert!(never[0].contains("again for ever"), "{never:?}");
+    }
+
+    #[test]
+    fn a_handler_that_outlasts_the_brokers_patience_is_refused_with_both_values() {
+        let window = Duration::from_secs(20);
+        let capabilities = Capabilities::new()
+            .settle_window(window)
+            .settle_setting("ack_wait");
+        let of = |timeout| Demands {
+            handlers: vec![spec("billing").timeout(timeout)],
+            ..demands(Duration::MAX)
+        };
+        let found = of(window * 2).unmet(&Learned::new(capabilities.clone()));
+        assert_eq!(found.len(), 1, "{found:?}");
+        for word in [
+            "`orders`",
+            "20 seconds (`ack_wait`)",
+            "app::handler",
+            "40 seconds",
+        ] {
+            assert!(found[0].contains(word), "{word}: {found:?}");
+        }
+        assert!(of(window).unmet(&Learned::new(capabilities)).is_empty());
+    }
+
+    #[test]
+    fn what_the_broker_finds_is_told_with_the_sources_name() {
+        let learned = Learned::new(Capabilities::new()).problems(["no ack policy".to_owned()]);
+        assert_eq!(
+            demands(Duration::MAX).unmet(&learned),
+            ["source `orders`: no ack policy"]
+        );
     }
 
     #[test]
@@ -543,13 +685,13 @@ mod tests {
             ),
             (Duration::MAX, "retention("),
         ] {
-            let found = retention(value, &[source("orders")]);
+            let found = retention(value);
             assert_eq!(found.len(), 1, "{found:?}");
             for word in [word, "without_purge"] {
                 assert!(found[0].contains(word), "{word}: {found:?}");
             }
         }
-        assert!(retention(LONGEST_RETENTION, &[]).is_empty());
+        assert!(retention(LONGEST_RETENTION).is_empty());
     }
 
     #[test]

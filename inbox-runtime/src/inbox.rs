@@ -9,6 +9,7 @@ use sqlx::Pool;
 use tokio_util::sync::CancellationToken;
 
 use crate::builder::InboxBuilder;
+use crate::checks::Demands;
 use crate::intake::Intake;
 use crate::job::Job;
 use crate::monitor::Monitor;
@@ -40,8 +41,12 @@ impl Stopped {
     }
 }
 
-/// A source and where its messages go.
-pub(crate) type Routed<Db> = (Arc<dyn Source>, Arc<Route<Db>>);
+/// A source, where its messages go, and what it has to go with.
+pub(crate) struct Routed<Db: InboxDatabase> {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) route: Arc<Route<Db>>,
+    pub(crate) demands: Demands,
+}
 
 /// What a shutdown left undone. Nothing of it is lost: the brokers deliver it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -130,7 +135,7 @@ impl<Db: InboxDatabase> Inbox<Db> {
         let stored = StoredIntake::new(
             Arc::clone(&self.shared),
             Arc::clone(&queue),
-            self.sources.iter().map(|(_, route)| route),
+            self.sources.iter().map(|routed| &routed.route),
             self.any_source,
             self.prefetch.get(),
         );
@@ -138,10 +143,11 @@ impl<Db: InboxDatabase> Inbox<Db> {
         let intakes: Vec<_> = self
             .sources
             .into_iter()
-            .map(|(source, route)| {
+            .map(|routed| {
                 let intake = Intake {
-                    source,
-                    route,
+                    source: routed.source,
+                    route: routed.route,
+                    demands: routed.demands,
                     prefetch: self.prefetch,
                     queue: Arc::clone(&queue),
                     monitor: self.shared.monitor.clone(),
@@ -208,7 +214,7 @@ impl<Db: InboxDatabase> Inbox<Db> {
 
 impl<Db: InboxDatabase> fmt::Debug for Inbox<Db> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sources: Vec<_> = self.sources.iter().map(|(_, route)| route).collect();
+        let sources: Vec<_> = self.sources.iter().map(|routed| &routed.route).collect();
         f.debug_struct("Inbox")
             .field("concurrency", &self.concurrency)
             .field("prefetch", &self.prefetch)

@@ -2,11 +2,12 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use inbox_core::{Assignment, FailureText, InboxDatabase, Source, SourceError};
+use inbox_core::{Assignment, Capabilities, FailureText, InboxDatabase, Source, SourceError};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff;
+use crate::checks::Demands;
 use crate::job::Job;
 use crate::monitor::{Monitor, Watched};
 use crate::queue::Queue;
@@ -22,6 +23,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) struct Intake<Db: InboxDatabase> {
     pub(crate) source: Arc<dyn Source>,
     pub(crate) route: Arc<Route<Db>>,
+    pub(crate) demands: Demands,
     pub(crate) prefetch: NonZeroUsize,
     pub(crate) queue: Arc<Queue<Db>>,
     pub(crate) monitor: Monitor,
@@ -30,7 +32,7 @@ pub(crate) struct Intake<Db: InboxDatabase> {
 
 impl<Db: InboxDatabase> Intake<Db> {
     /// Runs until the runtime stops and every delivery taken is settled.
-    pub(crate) async fn run(self) {
+    pub(crate) async fn run(mut self) {
         let mut failures = 0;
         while let Some(assignment) = self.open(&mut failures).await {
             if self.consume(assignment, &mut failures).await {
@@ -40,7 +42,7 @@ impl<Db: InboxDatabase> Intake<Db> {
     }
 
     /// Opens the source, however long that takes; `None` when the runtime stops.
-    async fn open(&self, failures: &mut u32) -> Option<Assignment> {
+    async fn open(&mut self, failures: &mut u32) -> Option<Assignment> {
         loop {
             if *failures > 0 {
                 tokio::select! {
@@ -49,12 +51,19 @@ impl<Db: InboxDatabase> Intake<Db> {
                 }
             }
             let opened = tokio::select! {
-                opened = tokio::time::timeout(OPEN_LIMIT, self.source.open(self.prefetch)) => opened,
+                opened = tokio::time::timeout(OPEN_LIMIT, self.try_open()) => opened,
                 () = self.stop.cancelled() => return None,
             };
             *failures = failures.saturating_add(1);
             match opened {
-                Ok(Ok(assignment)) => {
+                Ok(Ok((assignment, capabilities))) => {
+                    // As the broker is now, whatever was known of it before.
+                    if capabilities != self.route.capabilities {
+                        self.route = Arc::new(Route {
+                            capabilities,
+                            ..Route::clone(&self.route)
+                        });
+                    }
                     tracing::info!(source = %self.route.source, system = self.route.system, "consuming");
                     self.watch(Watched::note_up);
                     return Some(assignment);
@@ -81,6 +90,17 @@ impl<Db: InboxDatabase> Intake<Db> {
                 }
             }
         }
+    }
+
+    /// Opens the source, unless its broker is set up so that messages would be lost or processed twice.
+    async fn try_open(&self) -> Result<(Assignment, Capabilities), SourceError> {
+        let learned = self.source.learn(&self.demands.needs).await?;
+        let problems = self.demands.unmet(&learned);
+        if !problems.is_empty() {
+            return Err(SourceError::new(problems.join("; ")));
+        }
+        let assignment = self.source.open(self.prefetch).await?;
+        Ok((assignment, learned.capabilities))
     }
 
     fn note_down(&self, error: &SourceError) {

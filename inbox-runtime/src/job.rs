@@ -269,7 +269,10 @@ impl<Db: InboxDatabase> Job<Db> {
 
     /// Whether the delivery can no longer be settled, so that another copy of it is on its way.
     pub(crate) fn is_void(&self) -> bool {
-        self.settle.is_gone()
+        match &self.token {
+            Some(token) => self.settle.is_void(token),
+            None => self.settle.is_gone(),
+        }
     }
 
     /// The handler of a delivery that concerns one consumer alone and was not tried before.

@@ -51,8 +51,13 @@
 //! | `postgres` | yes | PostgreSQL |
 //! | `mysql` | no | MariaDB and MySQL |
 //! | `sqlite` | no | SQLite, with one worker per file |
+//! | `kafka` | no | [`brokers::Kafka`]; builds librdkafka from its source, with a C and a C++ compiler and `make` |
+//! | `kafka-ssl` | no | encryption and SASL for it; needs OpenSSL's headers and `pkg-config` |
 //! | `rabbitmq` | no | [`brokers::RabbitMq`] |
+//! | `nats` | no | [`brokers::Nats`], without encryption |
+//! | `nats-tls` | no | encrypted connections to NATS, with the `ring` provider of rustls |
 //! | `testing` | no | [`testing`]: stop or observe the path at each numbered step |
+//! | `conformance` | no | [`testing::conformance`]: the suite that every broker adapter must pass |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backoff;
@@ -99,10 +104,10 @@ pub use inbox_core::{
     Assignment, Attempt, Batch, BatchLimits, Batched, BoxError, CallError, Capabilities,
     ConsumerName, DecodeError, DedupKey, Deliveries, Delivery, Envelope, ExtractError, FromBatch,
     FromDelivery, Handler, HandlerError, HandlerFuture, HandlerOn, HandlerOutcome, HandlerSpec,
-    HandlerTx, Headers, IdSource, IdempotencyKey, InboxDatabase, Incoming, Isolation, Message,
-    MessageId, Messages, MigrationError, OrderBy, PublishError, Publisher, Requirements,
-    RetryDelays, SameDatabase, Savepoint, Settle, SettleError, SettleToken, SharedState,
-    SingleMessage, Source, SourceError, State, StateMap, Tables, Tx, Verdict,
+    HandlerTx, Headers, IdSource, IdempotencyKey, InboxDatabase, Incoming, Isolation, Learned,
+    Message, MessageId, Messages, MigrationError, Needs, OrderBy, PublishError, Publisher,
+    Requirements, RetryDelays, SameDatabase, Savepoint, Settle, SettleError, SettleToken,
+    SharedState, SingleMessage, Source, SourceError, State, StateMap, Tables, Tx, Verdict,
 };
 
 #[doc(inline)]

@@ -102,6 +102,7 @@ struct Message {
 struct Place {
     prefetch: usize,
     window: Option<Duration>,
+    lease: Option<Duration>,
     longest_delay: Option<Duration>,
     counts: bool,
     condition: Condition,
@@ -516,7 +517,17 @@ impl Queue {
         place.condition = Condition::Lost(why);
         let outstanding = std::mem::take(&mut place.outstanding);
         place.void.extend(outstanding.keys());
-        self.give_back(outstanding.into_values().map(|o| o.message).collect());
+        let lease = place.lease;
+        let messages = outstanding.into_values().map(|o| o.message);
+        match lease {
+            Some(lease) => {
+                let until = Instant::now() + lease;
+                messages.for_each(|message| self.delay(until, message));
+            }
+            None => {
+                self.give_back(messages.collect());
+            }
+        }
     }
 
     fn take(&mut self, id: u32) -> Taken {
@@ -657,7 +668,8 @@ impl MemorySource {
     ///
     /// Without [`longest_delay`](Capabilities::longest_delay) every delay is ignored; with
     /// [`settle_window`](Capabilities::settle_window) a delivery that is not settled in time is taken away and
-    /// delivered again. A [`redelivery_window`](Capabilities::redelivery_window) is what the inbox has to remember;
+    /// delivered again. With a [`lease`](Capabilities::lease) what an assignment leaves behind comes again only when
+    /// that is over. A [`redelivery_window`](Capabilities::redelivery_window) is what the inbox has to remember;
     /// this broker repeats nothing by it.
     #[must_use]
     pub fn behave_as(mut self, capabilities: Capabilities) -> Self {
@@ -694,7 +706,9 @@ impl Source for MemorySource {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.capabilities.clone()
+        self.capabilities
+            .clone()
+            .counts_deliveries(self.counts_deliveries)
     }
 
     fn id_sources(&self) -> Vec<IdSource> {
@@ -743,6 +757,7 @@ impl Source for MemorySource {
             Place {
                 prefetch: prefetch.get(),
                 window: self.capabilities.settle_window,
+                lease: self.capabilities.lease,
                 longest_delay: self.capabilities.longest_delay,
                 counts: self.counts_deliveries,
                 condition: Condition::Open,

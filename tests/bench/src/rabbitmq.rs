@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use inbox_runtime::brokers::RabbitMq;
 use inbox_runtime::{
-    Assignment, Capabilities, IdSource, Publisher as _, Settle, SettleError, SettleToken, Source,
-    SourceError, Verdict,
+    Assignment, Capabilities, IdSource, Learned, Needs, Publisher as _, Settle, SettleError,
+    SettleToken, Source, SourceError, Verdict,
 };
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions, QueueDeleteOptions,
@@ -240,6 +240,10 @@ impl<S: Source> Source for Counted<S> {
 
     fn problems(&self) -> Vec<String> {
         self.source.problems()
+    }
+
+    async fn learn(&self, needs: &Needs) -> std::result::Result<Learned, SourceError> {
+        self.source.learn(needs).await
     }
 
     async fn open(&self, prefetch: NonZeroUsize) -> std::result::Result<Assignment, SourceError> {

@@ -22,6 +22,8 @@ pub struct Orders {
     pub amqp: String,
     /// The queue.
     pub queue: String,
+    /// Brokers of Kafka: the queue is a topic there, and a group of the same name.
+    pub kafka: Option<String>,
     /// Consume as "notifications", which books on acc-2, instead of "billing".
     pub notifications: bool,
     /// Die by SIGKILL at this step, by its number.
@@ -149,6 +151,34 @@ impl Consumer {
     /// What the process says next; `None` when it is dead. Can be cancelled.
     pub async fn next_line(&mut self) -> Option<String> {
         self.output.next_line().await.ok().flatten()
+    }
+
+    /// What the process says within this time.
+    pub async fn says_within(&mut self, time: Duration) -> Vec<String> {
+        let before = self.said.len();
+        let listening = async {
+            while let Ok(Some(said)) = self.output.next_line().await {
+                self.said.push(said);
+            }
+        };
+        let _ = tokio::time::timeout(time, listening).await;
+        self.said.split_at(before).1.to_vec()
+    }
+
+    /// Whether it can write to its files: without, as on a disk that is full.
+    ///
+    /// # Panics
+    ///
+    /// When the limit cannot be set.
+    pub fn let_files_grow(&self, may_grow: bool) {
+        let limit = if may_grow { "unlimited" } else { "0" };
+        let process = self.process.id().expect("it is gone");
+        let status = std::process::Command::new("prlimit")
+            .arg(format!("--pid={process}"))
+            .arg(format!("--fsize={limit}:"))
+            .status()
+            .expect("no prlimit");
+        assert!(status.success(), "{status}");
     }
 
     /// Stops the process where it is, by SIGSTOP; its connections and locks stay.

@@ -7,9 +7,11 @@
 
 pub mod child;
 pub mod dispatch;
+pub mod kafka;
+pub mod nats;
+pub mod outage;
 pub mod proxy;
 pub mod rabbitmq;
-pub mod recorded;
 pub mod round_trips;
 pub mod servers;
 pub mod settle_frames;
@@ -18,7 +20,10 @@ pub mod tap;
 mod roles;
 pub mod script;
 
+pub use inbox_runtime::testing::recorded;
+
 use std::future::Future;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -29,10 +34,15 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPoolOptions, MySqlR
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Executor as _, MySql, Pool, Postgres, Row as _, Sqlite,
+    AssertSqlSafe, ConnectOptions as _, Connection, Executor as _, MySql, Pool, Postgres, Row as _,
+    Sqlite,
 };
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, block_in_place};
+
+use crate::outage::Host;
+use crate::proxy::Proxied as _;
+use crate::servers::OwnServer;
 
 /// The environment variable `name`, which the test command sets.
 ///
@@ -106,6 +116,27 @@ macro_rules! on_each_database {
     };
 }
 
+/// The same for each database that is a server, behind a connection that can be lost.
+#[macro_export]
+macro_rules! on_each_server {
+    ($($body:tt)*) => {
+        mod postgres {
+            #[allow(unused_imports)]
+            use super::*;
+            #[allow(dead_code)]
+            type Db = sqlx::Postgres;
+            $($body)*
+        }
+        mod mysql {
+            #[allow(unused_imports)]
+            use super::*;
+            #[allow(dead_code)]
+            type Db = sqlx::MySql;
+            $($body)*
+        }
+    };
+}
+
 /// The handler of the cases for `$db`: one ledger row, and the amount added to the account.
 #[macro_export]
 macro_rules! bill {
@@ -172,8 +203,25 @@ pub trait TestDatabase: InboxDatabase {
     /// What stands around a name.
     const QUOTE: char = '"';
 
+    /// The time in so many seconds, as an expression for a column of ours.
+    fn in_seconds(seconds: i64) -> String;
+
     /// An empty database with the ledger and the inbox tables, and a pool of `connections` on it.
     fn fresh(connections: u32) -> impl Future<Output = Sandbox<Self>> + Send;
+
+    /// The same on a server of its own, or in a folder of its own.
+    fn alone(connections: u32) -> impl Future<Output = (Host, Sandbox<Self>)> + Send;
+
+    /// The same on the shared server, and how it is reached through a proxy; SQLite: in a folder of its own.
+    fn behind_a_proxy(
+        connections: u32,
+    ) -> impl Future<
+        Output = (
+            Host,
+            Sandbox<Self>,
+            <Self::Connection as Connection>::Options,
+        ),
+    > + Send;
 
     /// The handler of the cases: one ledger row, and the amount added to the account.
     fn bill(
@@ -218,7 +266,7 @@ enum CleanUp {
     /// PostgreSQL, MariaDB: gone when the server is thrown away after the run; databases are small.
     Nothing,
     /// SQLite: the folder that holds the file.
-    Folder(std::path::PathBuf),
+    Folder(PathBuf),
 }
 
 impl Drop for CleanUp {
@@ -376,12 +424,29 @@ const LEFT_OPEN: &str = "
         WHERE source = 'session' AND setting IS DISTINCT FROM reset_val";
 
 impl TestDatabase for Postgres {
+    fn in_seconds(seconds: i64) -> String {
+        format!("now() + interval '{seconds} seconds'")
+    }
+
     async fn fresh(connections: u32) -> Sandbox<Self> {
         let (admin, app) = (
             environment("POSTGRES_ADMIN_URL"),
             environment("POSTGRES_URL"),
         );
         Sandbox::on_server(&admin, &app, connections).await
+    }
+
+    async fn alone(connections: u32) -> (Host, Sandbox<Self>) {
+        let server = block_in_place(|| OwnServer::start("postgres"));
+        let (admin, app) = (server.url("POSTGRES_ADMIN_URL"), server.url("POSTGRES_URL"));
+        let sandbox = Sandbox::on_server(&admin, &app, connections).await;
+        (Host::Server(server), sandbox)
+    }
+
+    async fn behind_a_proxy(connections: u32) -> (Host, Sandbox<Self>, PgConnectOptions) {
+        let sandbox = Self::fresh(connections).await;
+        let (proxy, options) = Self::proxy_to(&sandbox).await;
+        (Host::Proxy(proxy), sandbox, options)
     }
 
     async fn bill(
@@ -468,20 +533,27 @@ impl Sandbox<Postgres> {
 }
 
 impl TestDatabase for Sqlite {
+    fn in_seconds(seconds: i64) -> String {
+        format!("strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '{seconds:+} seconds')")
+    }
+
     async fn fresh(connections: u32) -> Sandbox<Self> {
         let folder = std::env::temp_dir().join(unique("inbox"));
-        std::fs::create_dir_all(&folder).expect("no folder for the test database");
-        let file = folder.join("test.db");
-        let pool = sqlite_pool(&file, connections).await;
-        let ledger = "CREATE TABLE ledger (id INTEGER PRIMARY KEY, \
-                      account TEXT NOT NULL, amount BIGINT NOT NULL, msg_id TEXT NOT NULL);";
-        Self::run(&pool, &format!("{ledger}{LEDGER}")).await;
-        inbox_runtime::migrate(&pool).await.expect("migrations");
-        Sandbox {
-            pool,
-            url: file.display().to_string(),
-            clean_up: CleanUp::Folder(folder),
-        }
+        Sandbox::in_folder(&folder, folder.clone(), connections).await
+    }
+
+    async fn alone(connections: u32) -> (Host, Sandbox<Self>) {
+        let around = std::env::temp_dir().join(unique("inbox"));
+        let folder = around.join("volume");
+        let sandbox = Sandbox::in_folder(&folder, around, connections).await;
+        let writer = tokio::sync::Mutex::default();
+        (Host::Folder { folder, writer }, sandbox)
+    }
+
+    async fn behind_a_proxy(connections: u32) -> (Host, Sandbox<Self>, SqliteConnectOptions) {
+        let (host, sandbox) = Self::alone(connections).await;
+        let options = SqliteConnectOptions::clone(&sandbox.pool.connect_options());
+        (host, sandbox, options)
     }
 
     async fn bill(
@@ -550,12 +622,30 @@ impl TestDatabase for Sqlite {
     }
 }
 
+impl Sandbox<Sqlite> {
+    /// An empty database in a new folder, which goes with `around`.
+    async fn in_folder(folder: &Path, around: PathBuf, connections: u32) -> Self {
+        std::fs::create_dir_all(folder).expect("no folder for the test database");
+        let file = folder.join("test.db");
+        let pool = sqlite_pool(&file, connections).await;
+        let ledger = "CREATE TABLE ledger (id INTEGER PRIMARY KEY, \
+                      account TEXT NOT NULL, amount BIGINT NOT NULL, msg_id TEXT NOT NULL);";
+        Sqlite::run(&pool, &format!("{ledger}{LEDGER}")).await;
+        inbox_runtime::migrate(&pool).await.expect("migrations");
+        Self {
+            pool,
+            url: file.display().to_string(),
+            clean_up: CleanUp::Folder(around),
+        }
+    }
+}
+
 /// A pool on a SQLite file as the documentation advises: WAL, synchronous = FULL.
 ///
 /// # Panics
 ///
 /// When the file cannot be opened.
-pub async fn sqlite_pool(file: &std::path::Path, connections: u32) -> Pool<Sqlite> {
+pub async fn sqlite_pool(file: &Path, connections: u32) -> Pool<Sqlite> {
     let options = SqliteConnectOptions::new()
         .filename(file)
         .create_if_missing(true)
@@ -616,8 +706,24 @@ impl TestDatabase for MySql {
     const REFUSES_ROLLBACK: bool = true;
     const QUOTE: char = '`';
 
+    fn in_seconds(seconds: i64) -> String {
+        format!("UTC_TIMESTAMP(6) + INTERVAL {seconds} SECOND")
+    }
+
     async fn fresh(connections: u32) -> Sandbox<Self> {
         Sandbox::on_mysql_server(&environment("MYSQL_URL"), connections).await
+    }
+
+    async fn alone(connections: u32) -> (Host, Sandbox<Self>) {
+        let server = block_in_place(|| OwnServer::start("mysql"));
+        let sandbox = Sandbox::on_mysql_server(&server.url("MYSQL_URL"), connections).await;
+        (Host::Server(server), sandbox)
+    }
+
+    async fn behind_a_proxy(connections: u32) -> (Host, Sandbox<Self>, MySqlConnectOptions) {
+        let sandbox = Self::fresh(connections).await;
+        let (proxy, options) = Self::proxy_to(&sandbox).await;
+        (Host::Proxy(proxy), sandbox, options)
     }
 
     async fn bill(

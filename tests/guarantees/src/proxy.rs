@@ -1,14 +1,20 @@
 //! A TCP proxy on loopback that fails on request, between an inbox and its server.
 
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use sqlx::mysql::MySqlConnectOptions;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, MySql, Postgres};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+use crate::{Sandbox, TestDatabase};
 
 /// COMMIT at the end of a simple query, and as its completion tag has it.
 const COMMIT: &[u8] = b"COMMIT\0";
@@ -163,6 +169,36 @@ impl Drop for FaultProxy {
         self.listener.abort();
         self.cut();
     }
+}
+
+/// A database that is reached over TCP.
+pub trait Proxied: TestDatabase {
+    /// A proxy to the server of `sandbox`, and how its database is reached through it.
+    fn proxy_to(
+        sandbox: &Sandbox<Self>,
+    ) -> impl Future<Output = (FaultProxy, <Self::Connection as Connection>::Options)> + Send;
+}
+
+impl Proxied for Postgres {
+    async fn proxy_to(sandbox: &Sandbox<Self>) -> (FaultProxy, PgConnectOptions) {
+        let direct: PgConnectOptions = sandbox.url.parse().expect("no address");
+        let proxy = FaultProxy::to(address(direct.get_host(), direct.get_port())).await;
+        let options = direct.port(proxy.address().port());
+        (proxy, options)
+    }
+}
+
+impl Proxied for MySql {
+    async fn proxy_to(sandbox: &Sandbox<Self>) -> (FaultProxy, MySqlConnectOptions) {
+        let direct: MySqlConnectOptions = sandbox.url.parse().expect("no address");
+        let proxy = FaultProxy::to_mysql(address(direct.get_host(), direct.get_port())).await;
+        let options = direct.port(proxy.address().port());
+        (proxy, options)
+    }
+}
+
+fn address(host: &str, port: u16) -> SocketAddr {
+    format!("{host}:{port}").parse().expect("no address")
 }
 
 /// Copies both directions until one ends, the proxy cuts, or a strike says so.

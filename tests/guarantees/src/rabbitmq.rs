@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use inbox_core::Publisher as _;
 use inbox_runtime::Envelope;
-use inbox_runtime::brokers::{QueueKind, RabbitMq, RabbitMqPublisher, RabbitMqSource};
+use inbox_runtime::brokers::{Declaration, QueueKind, RabbitMq, RabbitMqPublisher, RabbitMqSource};
 use lapin::options::{BasicGetOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ConnectionProperties};
@@ -77,7 +77,12 @@ impl TestQueue {
         Self::attach(&self.url, self.name).await
     }
 
-    async fn attach(url: &str, name: String) -> Self {
+    /// A queue that is there already.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    pub async fn attach(url: &str, name: String) -> Self {
         let connection = Connection::connect(url, ConnectionProperties::default())
             .await
             .expect("RabbitMQ does not answer");
@@ -88,6 +93,12 @@ impl TestQueue {
             name,
             _connection: connection,
         }
+    }
+
+    /// What a source says that declares a queue like these.
+    #[must_use]
+    pub fn declaration(kind: QueueKind) -> Declaration {
+        Declaration::new(kind).argument("x-expires", EXPIRES_MS)
     }
 
     /// The queue as a source.

@@ -11,6 +11,7 @@ pub struct OwnServer {
     name: &'static str,
     script: String,
     folder: PathBuf,
+    settings: Option<(&'static str, &'static str)>,
     is_lent: bool,
 }
 
@@ -22,10 +23,25 @@ impl OwnServer {
     /// When it does not come up.
     #[must_use]
     pub fn start(name: &'static str) -> Self {
+        Self::with(name, None)
+    }
+
+    /// Starts one with the value of a variable that the script reads, such as `RABBITMQ_EXTRA_CONF`.
+    ///
+    /// # Panics
+    ///
+    /// When it does not come up.
+    #[must_use]
+    pub fn start_with(name: &'static str, variable: &'static str, value: &'static str) -> Self {
+        Self::with(name, Some((variable, value)))
+    }
+
+    fn with(name: &'static str, settings: Option<(&'static str, &'static str)>) -> Self {
         let server = Self {
             name,
             script: environment("INBOX_TEST_SERVICES"),
             folder: std::env::temp_dir().join(unique("inbox-server")),
+            settings,
             is_lent: false,
         };
         server.again();
@@ -39,6 +55,7 @@ impl OwnServer {
             name,
             script: environment("INBOX_TEST_SERVICES"),
             folder: folder.into(),
+            settings: None,
             is_lent: true,
         }
     }
@@ -95,6 +112,7 @@ impl OwnServer {
             .arg(verb)
             .arg(&self.folder)
             .arg(self.name)
+            .envs(self.settings)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use inbox_guarantees::dispatch::Serve as _;
-use inbox_guarantees::proxy::{AtCommit, FaultProxy};
-use inbox_guarantees::script::{Script, ScriptDatabase, Stage, Step};
+use inbox_guarantees::outage::OwnDatabase;
+use inbox_guarantees::proxy::{AtCommit, Proxied as _};
+use inbox_guarantees::script::{Script, ScriptDatabase, Stage, Step, run};
 use inbox_guarantees::{
     OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database,
     order, workers,
@@ -17,8 +18,8 @@ use inbox_runtime::brokers::{LostAck, MemoryBroker};
 use inbox_runtime::dead_letters::{DeadLetterQuery, DeadLetters};
 use inbox_runtime::testing::Step as PathStep;
 use inbox_runtime::{
-    Capabilities, Envelope, Handler, HandlerError, Inbox, InboxBuilder, MessageId, RetryPolicy,
-    State, Tables, Tx, inbox_handler,
+    Capabilities, Condition, Envelope, Handler, HandlerError, Inbox, InboxBuilder, MessageId,
+    Monitor, RetryPolicy, State, Tables, Tx, inbox_handler,
 };
 
 fn other(id: &str, amount: u32) -> Envelope {
@@ -53,7 +54,12 @@ where
                 .first_delay(Duration::from_millis(50))
                 .longest_delay(Duration::from_millis(100)),
         );
-    Running::start(configure(builder).build().await.expect("the inbox"))
+    watched(configure(builder)).await.1
+}
+
+async fn watched<Db: TestDatabase>(builder: InboxBuilder<Db>) -> (Monitor, Running) {
+    let inbox = builder.build().await.expect("the inbox");
+    (inbox.monitor(), Running::start(inbox))
 }
 
 /// What two processes share of a message.
@@ -440,13 +446,22 @@ on_each_database! {
         calm.store(true, Ordering::SeqCst);
         let found = sampler.await.unwrap();
         for operator in operators { operator.await.unwrap(); }
+        // On a busy machine a message takes longer than the lease of the two: they would take it from each other for ever.
+        for running in inboxes { running.stop().await; }
+        let builder = Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders").behave_as(Capabilities::new()))
+            .serve(chaotic::handler())
+            .state(Arc::clone(&calm))
+            .concurrency(workers::<Db>(3))
+            .poll_interval(Duration::from_millis(20));
+        let (_, running) = watched(builder).await;
         all_acked(&broker).await;
         let letters = letters(&sandbox).await;
         eventually("nothing waits or is dead", || async {
             let _ = letters.replay_all(&DeadLetterQuery::new(), "ada", |_| {}).await;
             parked(&sandbox).await == 0 && letters.count(&DeadLetterQuery::new()).await.unwrap() == 0
         }).await;
-        for running in inboxes { running.stop().await; }
+        running.stop().await;
         for number in 0..MANY {
             sandbox.assert_stored_once(&format!("m-{number}")).await;
         }
@@ -510,6 +525,158 @@ on_each_database! {
         running.stop().await;
         assert!(open == 1 || waits == 1, "the replayed message is gone: neither waiting nor an open dead letter");
     }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_entry_that_is_opened_again_meanwhile_is_not_discarded() {
+        discard_races(charge_once::handler()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_entry_that_is_kept_beside_a_discarded_one_holds_the_id() {
+        keeps_beside(charge_once::handler()).await;
+    }
+
+    /// A statement that asks too much each time is the message's, not the server's, fault.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_message_that_asks_too_much_of_the_database_is_counted() {
+        let sandbox = Db::fresh(6).await;
+        let script = Script::default().always("m-1", [run(Db::ASKS_TOO_MUCH)]);
+        let stage = Stage::start(&sandbox.pool, script, charge::handler(), |builder| builder).await;
+        stage.publish("m-1");
+        eventually("four runs", || async {
+            stage.script.runs("m-1") >= 4 || !sandbox.dead_letters().await.is_empty()
+        })
+        .await;
+        let counted = sandbox.attempts("m-1").await;
+        let dead = sandbox.dead_letters().await;
+        stage.stop().await;
+        assert_eq!(
+            dead,
+            ["attempts_exhausted"],
+            "{counted} counted of at least 4 runs: it runs for ever"
+        );
+    }
+
+    /// What cannot be parked at once is no further failure of its message.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_message_that_cannot_be_parked_at_once_is_not_run_until_it_is_dead() {
+        let sandbox = Db::fresh(6).await;
+        Db::run(&sandbox.pool, Db::REFUSE_PARKING).await;
+        let broker = MemoryBroker::new();
+        let script = Script::default().always("m-1", [Step::Fail("come back in an hour")]);
+        let hour = Duration::from_secs(3600);
+        let builder = Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders").behave_as(Capabilities::new()))
+            .messages_per_transaction(1)
+            .serve(charge::handler())
+            .state(script.clone())
+            .longest_hold(Duration::from_millis(1))
+            .concurrency(1)
+            .retry(RetryPolicy::default().first_delay(hour).longest_delay(hour));
+        let (monitor, running) = watched(builder).await;
+        broker.publish("orders", order("m-1"));
+        eventually("it could not be parked more often than it may fail", || async {
+            monitor.total().infrastructure > 3
+        })
+        .await;
+        Db::run(&sandbox.pool, Db::ALLOW_PARKING).await;
+        all_acked(&broker).await;
+        let (waits, dead, runs) = (parked(&sandbox).await, sandbox.dead_letters().await, script.runs("m-1"));
+        running.stop().await;
+        assert_eq!(
+            (waits, dead.len()),
+            (1, 0),
+            "within seconds it was run {runs} times, and is {dead:?}, with a delay of an hour between two tries"
+        );
+    }
+
+    /// What is down is told so.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_database_that_is_away_is_not_healthy_because_the_intake_has_no_room() {
+        let database = OwnDatabase::<Db>::behind_a_proxy(6).await;
+        let broker = MemoryBroker::new();
+        let script = Script::default().first(
+            "m-1",
+            [vec![Step::Fail("not today")], vec![Step::Sleep(Duration::from_secs(4))]],
+        );
+        let inbox = Inbox::builder(database.pool(4))
+            .source("orders", broker.source("orders").behave_as(Capabilities::new()))
+            .messages_per_transaction(1)
+            .serve(charge::handler())
+            .state(script.clone())
+            .concurrency(1)
+            .prefetch(1)
+            .longest_hold(Duration::from_millis(1))
+            .poll_interval(Duration::from_millis(20))
+            .lease(Duration::from_secs(15))
+            .retry(RetryPolicy::default().first_delay(Duration::from_millis(50)))
+            .build()
+            .await
+            .unwrap();
+        let monitor = inbox.monitor();
+        let running = Running::start(inbox);
+        broker.publish("orders", order("m-1"));
+        eventually("the parked run", || async { script.runs("m-1") == 2 }).await;
+        database.stop_at_once();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut up = 0;
+        for _ in 0..70 {
+            up += usize::from(monitor.health().database == Condition::Up);
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+        database.again();
+        eventually("the end", || async { database.sandbox.ledger_rows("m-1").await == 1 }).await;
+        running.stop().await;
+        assert_eq!(up, 0, "of 70 looks at a database that is away found it up");
+    }
+
+    #[inbox_handler(consumer = "billing", on = "Refunded")]
+    async fn refund(_order: OrderPlaced, _tx: &mut Tx<Db>) -> Result<(), HandlerError> {
+        Ok(())
+    }
+
+    /// A replayed message that was processed meanwhile (its copy came) and is leased by an instance whose consumer does not
+    /// take its type is a duplicate, and no dead letter.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_message_that_was_processed_is_no_dead_letter_where_its_consumer_has_another_handler() {
+        let sandbox = Db::fresh(6).await;
+        let script = Script::default().once("m-1", [Step::Fail("not today")]);
+        let stage = Stage::start(&sandbox.pool, script, charge_once::handler(), |builder| builder).await;
+        stage.deliver("m-1").await;
+        let letters = letters(&sandbox).await;
+        let id = letters.list(&DeadLetterQuery::new()).await.unwrap().entries[0].id;
+        stage.stop().await;
+        letters.replay(id, "ada").await.unwrap();
+        let due_in = async |seconds: i64| {
+            let due = Db::in_seconds(seconds);
+            Db::run(&sandbox.pool, &format!("UPDATE inbox_messages SET next_attempt_at = {due}")).await;
+        };
+        due_in(3600).await;
+        let stage = Stage::start(&sandbox.pool, Script::default(), charge_once::handler(), |builder| builder).await;
+        stage.deliver("m-1").await;
+        stage.stop().await;
+        let processed = sandbox.ledger_rows("m-1").await;
+        due_in(0).await;
+        let broker = MemoryBroker::new();
+        let inbox = Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders"))
+            .register(refund::handler())
+            .concurrency(1)
+            .poll_interval(Duration::from_millis(20))
+            .build()
+            .await
+            .unwrap();
+        let running = Running::start(inbox);
+        eventually("nothing waits", || async { parked(&sandbox).await == 0 }).await;
+        running.stop().await;
+        let open = letters.list(&DeadLetterQuery::new()).await.unwrap().entries;
+        let reasons: Vec<_> = open.iter().map(|entry| entry.reason.clone()).collect();
+        assert_eq!(
+            reasons.len() as i64 + processed,
+            1,
+            "processed {processed} times and an open dead letter {reasons:?}"
+        );
+    }
 }
 
 /// A start that was forgotten although the answer was lost.
@@ -518,20 +685,17 @@ mod on_mysql {
     use super::*;
     use sqlx::Executor as _;
     use sqlx::MySql;
-    use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+    use sqlx::mysql::MySqlPoolOptions;
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_start_whose_end_was_noted_without_an_answer_does_not_stop_the_message() {
         let sandbox = MySql::fresh(6).await;
-        let direct: MySqlConnectOptions = sandbox.url.parse().unwrap();
-        let target = format!("{}:{}", direct.get_host(), direct.get_port())
-            .parse()
-            .unwrap();
-        let proxy = Arc::new(FaultProxy::to_mysql(target).await);
+        let (proxy, options) = MySql::proxy_to(&sandbox).await;
+        let proxy = Arc::new(proxy);
         let pool = MySqlPoolOptions::new()
             .max_connections(4)
             .acquire_timeout(Duration::from_secs(2))
-            .connect_lazy_with(direct.port(proxy.address().port()));
+            .connect_lazy_with(options);
         // Somebody else has it in work.
         let mut elsewhere = sandbox.pool.begin().await.unwrap();
         elsewhere.execute("INSERT INTO inbox_processed_messages (message_id, consumer_name) VALUES ('m-1', 'billing')").await.unwrap();
@@ -571,7 +735,8 @@ mod on_mysql {
     }
 }
 
-/// A message that wants to be alone waits for its claim, and everybody with it.
+/// A message that wants to be alone waits for its claim, and everybody with it. SQLite has one writer: while a claim is
+/// open elsewhere, nobody goes on.
 trait Elsewhere: TestDatabase {
     fn hold(
         pool: &sqlx::Pool<Self>,
@@ -655,7 +820,6 @@ async fn a_claim_that_is_waited_for_alone_holds_nobody_up_on_mysql() {
 /// While a person discards an entry that was replayed, the replay fails for good: the entry is open again, and must
 /// not go with the message.
 trait Locks: TestDatabase {
-    const NOW: &str;
     fn reopen(
         pool: &sqlx::Pool<Self>,
     ) -> impl Future<Output = sqlx::Transaction<'static, Self>> + Send;
@@ -663,9 +827,8 @@ trait Locks: TestDatabase {
 }
 
 macro_rules! locks {
-    ($db:ty, $now:literal) => {
+    ($db:ty) => {
         impl Locks for $db {
-            const NOW: &str = $now;
             async fn reopen(pool: &sqlx::Pool<Self>) -> sqlx::Transaction<'static, Self> {
                 let mut tx = pool.begin().await.unwrap();
                 sqlx::query("UPDATE inbox_dead_letters SET replayed_at = NULL")
@@ -680,8 +843,9 @@ macro_rules! locks {
         }
     };
 }
-locks!(sqlx::Postgres, "now()");
-locks!(sqlx::MySql, "UTC_TIMESTAMP(6)");
+locks!(sqlx::Postgres);
+locks!(sqlx::MySql);
+locks!(sqlx::Sqlite);
 
 async fn discard_races<H: Handler>(handler: H)
 where
@@ -697,7 +861,10 @@ where
     // As after its replay was queued and leased.
     H::Db::run(
         &sandbox.pool,
-        &format!("UPDATE inbox_dead_letters SET replayed_at = {}", H::Db::NOW),
+        &format!(
+            "UPDATE inbox_dead_letters SET replayed_at = {}",
+            H::Db::in_seconds(0)
+        ),
     )
     .await;
     // What keeps the message after it failed again.
@@ -718,155 +885,14 @@ where
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_entry_that_is_opened_again_meanwhile_is_not_discarded_on_postgres() {
-    discard_races(postgres::charge_once::handler()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_entry_that_is_opened_again_meanwhile_is_not_discarded_on_mysql() {
-    discard_races(mysql::charge_once::handler()).await;
-}
-
-/// A statement that asks too much each time is the message's, not the server's, fault.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_asks_too_much_of_the_database_is_counted() {
-    let sandbox = <sqlx::Postgres as TestDatabase>::fresh(6).await;
-    // temp_file_limit: 53400, whatever else the server does.
-    let raise = "DO $$ BEGIN RAISE EXCEPTION 'temporary file size exceeds temp_file_limit' USING ERRCODE = '53400'; END $$";
-    let script = Script::default().always("m-1", [inbox_guarantees::script::run(raise)]);
-    let stage = Stage::start(
-        &sandbox.pool,
-        script,
-        postgres::charge::handler(),
-        |builder| builder,
-    )
-    .await;
-    stage.publish("m-1");
-    eventually("four runs", || async {
-        stage.script.runs("m-1") >= 4 || !sandbox.dead_letters().await.is_empty()
-    })
-    .await;
-    let counted = sandbox.attempts("m-1").await;
-    let dead = sandbox.dead_letters().await;
-    stage.stop().await;
-    assert_eq!(
-        dead,
-        ["attempts_exhausted"],
-        "{counted} counted of at least 4 runs: it runs for ever"
-    );
-}
-
-/// What cannot be parked at once is no further failure of its message.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_cannot_be_parked_at_once_is_not_run_until_it_is_dead() {
-    let sandbox = <sqlx::Postgres as TestDatabase>::fresh(6).await;
-    <sqlx::Postgres as TestDatabase>::run(&sandbox.pool, "CREATE SEQUENCE tries; \
-        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-        IF nextval('tries') <= 3 THEN RAISE deadlock_detected; END IF; RETURN new; END $$; \
-        CREATE TRIGGER refuse BEFORE INSERT ON inbox_messages FOR EACH ROW EXECUTE FUNCTION refuse()").await;
-    let broker = MemoryBroker::new();
-    let script = Script::default().always("m-1", [Step::Fail("come back in an hour")]);
-    let hour = Duration::from_secs(3600);
-    let running = start(
-        &sandbox,
-        &broker,
-        &script,
-        postgres::charge::handler(),
-        |builder| builder.retry(RetryPolicy::default().first_delay(hour).longest_delay(hour)),
-    )
-    .await;
-    broker.publish("orders", order("m-1"));
-    all_acked(&broker).await;
-    let (waits, dead, runs) = (
-        parked(&sandbox).await,
-        sandbox.dead_letters().await,
-        script.runs("m-1"),
-    );
-    running.stop().await;
-    assert_eq!(
-        (waits, dead.len()),
-        (1, 0),
-        "within seconds it was run {runs} times, and is {dead:?}, with a delay of an hour between two tries"
-    );
-}
-
-/// What is down is told so.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_is_away_is_not_healthy_because_the_intake_has_no_room() {
-    use inbox_runtime::Condition;
-    use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-    let _ = inbox_guarantees::EventLog::of_process();
-    let sandbox = <sqlx::Postgres as TestDatabase>::fresh(6).await;
-    let direct: PgConnectOptions = sandbox.url.parse().unwrap();
-    let target = format!("{}:{}", direct.get_host(), direct.get_port())
-        .parse()
-        .unwrap();
-    let proxy = FaultProxy::to(target).await;
-    let pool = PgPoolOptions::new()
-        .max_connections(4)
-        .acquire_timeout(Duration::from_secs(2))
-        .connect_lazy_with(direct.port(proxy.address().port()));
-    let broker = MemoryBroker::new();
-    let script = Script::default().first(
-        "m-1",
-        [
-            vec![Step::Fail("not today")],
-            vec![Step::Sleep(Duration::from_secs(4))],
-        ],
-    );
-    let inbox = Inbox::builder(pool)
-        .source(
-            "orders",
-            broker.source("orders").behave_as(Capabilities::new()),
-        )
-        .messages_per_transaction(1)
-        .serve(postgres::charge::handler())
-        .state(script.clone())
-        .concurrency(1)
-        .prefetch(1)
-        .longest_hold(Duration::from_millis(1))
-        .poll_interval(Duration::from_millis(20))
-        .lease(Duration::from_secs(15))
-        .retry(RetryPolicy::default().first_delay(Duration::from_millis(50)))
-        .build()
-        .await
-        .unwrap();
-    let monitor = inbox.monitor();
-    let running = Running::start(inbox);
-    broker.publish("orders", order("m-1"));
-    eventually("the parked run", || async { script.runs("m-1") == 2 }).await;
-    proxy.refuse();
-    proxy.cut();
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let mut up = 0;
-    for _ in 0..70 {
-        up += usize::from(monitor.health().database == Condition::Up);
-        tokio::time::sleep(Duration::from_millis(30)).await;
-    }
-    proxy.accept();
-    eventually("the end", || async {
-        sandbox.ledger_rows("m-1").await == 1
-    })
-    .await;
-    running.stop().await;
-    assert_eq!(up, 0, "of 70 looks at a database that is away found it up");
-}
-
-/// After an outage, a parked message is tried as soon as the database is back, and not when its lease has run out.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_parked_message_does_not_wait_for_the_end_of_its_lease_after_an_outage() {
-    use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-    let sandbox = <sqlx::Postgres as TestDatabase>::fresh(6).await;
-    let direct: PgConnectOptions = sandbox.url.parse().unwrap();
-    let target = format!("{}:{}", direct.get_host(), direct.get_port())
-        .parse()
-        .unwrap();
-    let proxy = FaultProxy::to(target).await;
-    let pool = PgPoolOptions::new()
-        .max_connections(4)
-        .acquire_timeout(Duration::from_secs(2))
-        .connect_lazy_with(direct.port(proxy.address().port()));
+/// After an outage, a parked message is tried as soon as the database is back, and not when its lease has run out. On SQLite
+/// a handler that has the file open commits wherever that is: no outage takes its work away.
+async fn sooner_than_the_lease<H: Handler>(handler: H)
+where
+    H::Db: TestDatabase,
+{
+    let database = OwnDatabase::<H::Db>::behind_a_proxy(6).await;
+    let sandbox = &database.sandbox;
     let broker = MemoryBroker::new();
     let script = Script::default().first(
         "m-1",
@@ -876,13 +902,13 @@ async fn a_parked_message_does_not_wait_for_the_end_of_its_lease_after_an_outage
             Vec::new(),
         ],
     );
-    let inbox = Inbox::builder(pool)
+    let inbox = Inbox::builder(database.pool(4))
         .source(
             "orders",
             broker.source("orders").behave_as(Capabilities::new()),
         )
         .messages_per_transaction(1)
-        .serve(postgres::charge::handler())
+        .serve(handler)
         .state(script.clone())
         .concurrency(1)
         .longest_hold(Duration::from_millis(1))
@@ -894,107 +920,86 @@ async fn a_parked_message_does_not_wait_for_the_end_of_its_lease_after_an_outage
     let running = Running::start(inbox);
     broker.publish("orders", order("m-1"));
     eventually("the parked run", || async { script.runs("m-1") == 2 }).await;
-    proxy.refuse();
+    database.stop_at_once();
     tokio::time::sleep(Duration::from_millis(1500)).await;
-    proxy.accept();
-    tokio::time::sleep(Duration::from_secs(20)).await;
+    database.again();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while sandbox.ledger_rows("m-1").await == 0 && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     let done = sandbox.ledger_rows("m-1").await;
-    let left =
-        <sqlx::Postgres as TestDatabase>::texts(&sandbox.pool, "SELECT status FROM inbox_messages")
-            .await;
+    let left = H::Db::texts(&sandbox.pool, "SELECT status FROM inbox_messages").await;
     running.stop().await;
     assert_eq!(done, 1, "20 s after the database came back: {left:?}");
 }
 
-#[inbox_handler(consumer = "billing", on = "Refunded")]
-async fn refund(_order: OrderPlaced, _tx: &mut Tx<sqlx::Postgres>) -> Result<(), HandlerError> {
-    Ok(())
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_message_does_not_wait_for_the_end_of_its_lease_after_an_outage_on_postgres() {
+    sooner_than_the_lease(postgres::charge::handler()).await;
 }
 
-/// A replayed message that was processed meanwhile (its copy came) and is leased by an instance whose consumer does not
-/// take its type is a duplicate, and no dead letter.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_was_processed_is_no_dead_letter_where_its_consumer_has_another_handler() {
-    type Db = sqlx::Postgres;
-    let sandbox = <Db as TestDatabase>::fresh(6).await;
-    let script = Script::default().once("m-1", [Step::Fail("not today")]);
-    let stage = Stage::start(
-        &sandbox.pool,
-        script,
-        postgres::charge_once::handler(),
-        |builder| builder,
-    )
-    .await;
-    stage.deliver("m-1").await;
-    let letters = letters(&sandbox).await;
-    let id = letters.list(&DeadLetterQuery::new()).await.unwrap().entries[0].id;
-    stage.stop().await;
-    letters.replay(id, "ada").await.unwrap();
-    <Db as TestDatabase>::run(
-        &sandbox.pool,
-        "UPDATE inbox_messages SET next_attempt_at = now() + interval '1 hour'",
-    )
-    .await;
-    let stage = Stage::start(
-        &sandbox.pool,
-        Script::default(),
-        postgres::charge_once::handler(),
-        |builder| builder,
-    )
-    .await;
-    stage.deliver("m-1").await;
-    stage.stop().await;
-    let processed = sandbox.ledger_rows("m-1").await;
-    <Db as TestDatabase>::run(
-        &sandbox.pool,
-        "UPDATE inbox_messages SET next_attempt_at = now()",
-    )
-    .await;
-    let broker = MemoryBroker::new();
-    let inbox = Inbox::builder(sandbox.pool.clone())
-        .source("orders", broker.source("orders"))
-        .register(refund::handler())
-        .concurrency(1)
-        .poll_interval(Duration::from_millis(20))
-        .build()
-        .await
-        .unwrap();
-    let running = Running::start(inbox);
-    eventually("nothing waits", || async { parked(&sandbox).await == 0 }).await;
-    running.stop().await;
-    let open = letters.list(&DeadLetterQuery::new()).await.unwrap().entries;
-    let reasons: Vec<_> = open.iter().map(|entry| entry.reason.clone()).collect();
-    assert_eq!(
-        reasons.len() as i64 + processed,
-        1,
-        "processed {processed} times and an open dead letter {reasons:?}"
-    );
+async fn a_parked_message_does_not_wait_for_the_end_of_its_lease_after_an_outage_on_mysql() {
+    sooner_than_the_lease(mysql::charge::handler()).await;
 }
 
-/// In a shared transaction too an open dead letter holds its id, whether or not anything is counted.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_dead_letter_without_a_count_holds_its_id_in_a_shared_transaction_on_mysql() {
-    type Db = sqlx::MySql;
-    let sandbox = <Db as TestDatabase>::fresh(6).await;
+/// What one database refuses, and how.
+trait Refusing: TestDatabase {
+    /// Fails because of what it asks for, whatever else the database does.
+    const ASKS_TOO_MUCH: &str;
+
+    /// From then on no message can be parked, by an error that asks for another try where the database lets a trigger say so.
+    const REFUSE_PARKING: &str;
+
+    /// Ends that.
+    const ALLOW_PARKING: &str = "DROP TRIGGER refuse";
+}
+
+impl Refusing for sqlx::Postgres {
+    // temp_file_limit
+    const ASKS_TOO_MUCH: &str = "DO $$ BEGIN RAISE EXCEPTION 'temporary file size exceeds temp_file_limit' \
+        USING ERRCODE = '53400'; END $$";
+    const REFUSE_PARKING: &str = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+        RAISE deadlock_detected; END $$; \
+        CREATE TRIGGER refuse BEFORE INSERT ON inbox_messages FOR EACH ROW EXECUTE FUNCTION refuse()";
+    const ALLOW_PARKING: &str = "DROP TRIGGER refuse ON inbox_messages";
+}
+
+impl Refusing for sqlx::MySql {
+    // sort_buffer_size
+    const ASKS_TOO_MUCH: &str =
+        "SIGNAL SQLSTATE 'HY001' SET MYSQL_ERRNO = 1038, MESSAGE_TEXT = 'Out of sort memory'";
+    const REFUSE_PARKING: &str = "CREATE TRIGGER refuse BEFORE INSERT ON inbox_messages FOR EACH ROW \
+        SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213";
+}
+
+impl Refusing for sqlx::Sqlite {
+    // SQLITE_LIMIT_LENGTH
+    const ASKS_TOO_MUCH: &str = "SELECT zeroblob(2000000000)";
+    const REFUSE_PARKING: &str = "CREATE TRIGGER refuse BEFORE INSERT ON inbox_messages BEGIN \
+        SELECT RAISE(ABORT, 'not now'); END";
+}
+
+/// In a shared transaction too an open dead letter holds its id, whether or not anything is counted. (PostgreSQL looks for one
+/// where something is counted, and nothing forgets a count that an open entry needs.)
+async fn held_without_a_count<H: Handler>(handler: H, again: H)
+where
+    H::Db: ScriptDatabase + TestDatabase,
+{
+    let sandbox = H::Db::fresh(6).await;
     let script = Script::default().once("m-1", [Step::Fail("not today")]);
-    let stage = Stage::start(
-        &sandbox.pool,
-        script,
-        mysql::charge_once::handler(),
-        |builder| builder,
-    )
-    .await;
+    let stage = Stage::start(&sandbox.pool, script, handler, |builder| builder).await;
     stage.deliver("m-1").await;
     stage.stop().await;
-    // As after R.
-    <Db as TestDatabase>::run(&sandbox.pool, "DELETE FROM inbox_attempts").await;
+    // As after the purge of what nothing open needs.
+    H::Db::run(&sandbox.pool, "DELETE FROM inbox_attempts").await;
     let broker = MemoryBroker::new();
     for number in 1..6 {
         broker.publish("orders", order(&format!("m-{number}")));
     }
     let inbox = Inbox::builder(sandbox.pool.clone())
         .source("orders", broker.source("orders"))
-        .register(mysql::charge_once::handler())
+        .register(again)
         .messages_per_transaction(16)
         .share_at_once()
         .state(Script::default())
@@ -1010,6 +1015,20 @@ async fn a_dead_letter_without_a_count_holds_its_id_in_a_shared_transaction_on_m
         0,
         "processed and dead: alone it is held back, among others it is run"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_without_a_count_holds_its_id_in_a_shared_transaction_on_mysql() {
+    held_without_a_count(mysql::charge_once::handler(), mysql::charge_once::handler()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_without_a_count_holds_its_id_in_a_shared_transaction_on_sqlite() {
+    held_without_a_count(
+        sqlite::charge_once::handler(),
+        sqlite::charge_once::handler(),
+    )
+    .await;
 }
 
 /// While a person discards an entry, another message under its id is kept beside it: from then on that one must hold
@@ -1046,6 +1065,7 @@ macro_rules! beside {
 }
 beside!(sqlx::Postgres);
 beside!(sqlx::MySql);
+beside!(sqlx::Sqlite);
 
 async fn keeps_beside<H: Handler>(handler: H)
 where
@@ -1074,14 +1094,4 @@ where
         ledger, 0,
         "processed although an entry is open under the id: {dead:?}"
     );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_entry_that_is_kept_beside_a_discarded_one_holds_the_id_on_postgres() {
-    keeps_beside(postgres::charge_once::handler()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_entry_that_is_kept_beside_a_discarded_one_holds_the_id_on_mysql() {
-    keeps_beside(mysql::charge_once::handler()).await;
 }

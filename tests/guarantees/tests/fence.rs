@@ -616,12 +616,17 @@ mod on_mysql {
         let steps = vec![
             swallow(SECOND),
             swallow(LATE),
+            swallow("SAVEPOINT a"),
+            swallow(LATE),
             swallow("COMMIT"),
             swallow(LATE),
         ];
         let trial = in_conflict(steps, Vec::new()).await;
         trial.stage.deliver("m-2").await;
-        assert_eq!(trial.answers(), ["", "error 40001", BY_XA, BY_XA, BY_XA]);
+        assert_eq!(
+            trial.answers(),
+            ["", "error 40001", BY_XA, "", BY_XA, BY_XA, BY_XA]
+        );
         assert_eq!(trial.runs(), 2);
         assert_eq!(trial.sandbox.dead_letter_texts().await, [""; 0]);
         trial.sandbox.assert_stored_once("m-1").await;

@@ -2,26 +2,126 @@
 //! one that comes next.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::time::Duration;
-
 use futures_util::StreamExt as _;
 use inbox_guarantees::script::{Script, Stage, Step, run, swallow};
-use inbox_guarantees::{OrderPlaced, Sandbox, TestDatabase, all_acked, bill, eventually};
+use inbox_guarantees::{
+    OrderPlaced, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database,
+};
 use inbox_runtime::{Handler, HandlerError, MessageId, State, Tx, inbox_handler};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Executor as _, Postgres};
+use sqlx::{Executor as _, MySql, Postgres, Sqlite};
 
 /// A row that only COMMIT refuses.
 const ORPHAN: &str = "INSERT INTO child VALUES ('nobody')";
 const CHILD: &str =
     "CREATE TABLE child (account text REFERENCES accounts (id) DEFERRABLE INITIALLY DEFERRED)";
 
-async fn stage<H: Handler<Db = Postgres>>(
-    sandbox: &Sandbox<Postgres>,
-    script: Script,
-    handler: H,
-) -> Stage {
+async fn stage<H: Handler>(sandbox: &Sandbox<H::Db>, script: Script, handler: H) -> Stage
+where
+    H::Db: TestDatabase,
+{
     Stage::start(&sandbox.pool, script, handler, |builder| builder).await
+}
+
+/// What each database lets a handler leave behind.
+trait Leftovers: TestDatabase {
+    /// Lets the session, or what is left of the transaction, write no more, and is done with it.
+    const READ_ONLY: &str;
+}
+
+impl Leftovers for Postgres {
+    const READ_ONLY: &str = "SET TRANSACTION READ ONLY";
+}
+
+impl Leftovers for MySql {
+    const READ_ONLY: &str = "SET SESSION TRANSACTION READ ONLY";
+}
+
+impl Leftovers for Sqlite {
+    const READ_ONLY: &str = "PRAGMA query_only = ON";
+}
+
+on_each_database! {
+    #[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
+    pub(super) async fn charge(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        script.play(&id, tx).await
+    }
+
+    /// Like [`charge`]; m-1 leaves answers behind that nobody reads.
+    #[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
+    async fn looks_away(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        if id.as_str() == "m-1" {
+            for answers in ["SELECT id FROM accounts", "SELECT 1; SELECT 2; SELECT 3; SELECT 4"] {
+                let mut rows = sqlx::raw_sql(answers).fetch(&mut *tx);
+                let _ = rows.next().await;
+            }
+        }
+        script.play(&id, tx).await
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn answers_that_a_handler_did_not_read_decide_about_no_message() {
+        let sandbox = Db::fresh(2).await;
+        let script = Script::default().always("m-1", [swallow("SELECT 42")]);
+        let stage = stage(&sandbox, script, looks_away::handler()).await;
+        for id in ["m-1", "m-2", "m-3"] {
+            stage.publish(id);
+        }
+        all_acked(&stage.broker).await;
+        for id in ["m-1", "m-2", "m-3"] {
+            sandbox.assert_stored_once(id).await;
+            assert_eq!(stage.script.runs(id), 1, "{id}");
+        }
+        stage.stop().await;
+        Db::assert_clean(&sandbox.pool).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_handler_that_ends_read_only_is_no_success_by_half_and_stops_nobody() {
+        let sandbox = Db::fresh(2).await;
+        let runs = [vec![Step::Fail("out of stock")], vec![run(Db::READ_ONLY)]];
+        let stage = stage(&sandbox, Script::default().first("m-1", runs), charge::handler()).await;
+        stage.deliver("m-1").await;
+        stage.deliver("m-2").await;
+        if sandbox.dead_letters().await.is_empty() {
+            sandbox.assert_stored_once("m-1").await;
+        } else {
+            assert_eq!(sandbox.dead_letters().await, ["attempts_exhausted"]);
+            assert_eq!(sandbox.ledger_rows("m-1").await + sandbox.claims("m-1").await, 0);
+        }
+        sandbox.assert_stored_once("m-2").await;
+        assert_eq!(stage.script.runs("m-2"), 1);
+        stage.stop().await;
+        Db::assert_clean(&sandbox.pool).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn another_row_in_the_claims_place_is_not_the_claim() {
+        let sandbox = Db::fresh(2).await;
+        let replaces = [
+            run("DELETE FROM inbox_processed_messages"),
+            run("INSERT INTO inbox_processed_messages (message_id, consumer_name) VALUES ('other', 'billing')"),
+        ];
+        let script = Script::default().once("m-1", replaces);
+        let stage = stage(&sandbox, script, charge::handler()).await;
+        stage.deliver("m-1").await;
+        stage.deliver("m-1").await;
+        sandbox.assert_stored_once("m-1").await;
+        assert_eq!(sandbox.claims("other").await, 0);
+        stage.stop().await;
+    }
 }
 
 /// Starts to read a COPY and leaves the rest of it in the connection.
@@ -31,18 +131,7 @@ async fn half_read_copy(tx: &mut Tx<Postgres>) {
     }
 }
 
-#[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
-async fn charge(
-    order: OrderPlaced,
-    tx: &mut Tx<Postgres>,
-    id: MessageId,
-    State(script): State<Script>,
-) -> Result<(), HandlerError> {
-    bill!(Postgres, order, id, tx);
-    script.play(&id, tx).await
-}
-
-/// Like [`charge`]; in m-1's first run it leaves a COPY half-read, and does not look at what comes after.
+/// Like [`postgres::charge`]; in m-1's first run it leaves a COPY half-read, and does not look at what comes after.
 #[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
 async fn copies(
     order: OrderPlaced,
@@ -86,7 +175,7 @@ async fn as_many_answers_as_a_commit_has_are_no_commit() {
     shifted("SELECT 1; SELECT 2; SELECT 3; SELECT 4").await;
 }
 
-/// Like [`charge`]; m-1 leaves two answers more than were read.
+/// Like [`postgres::charge`]; m-1 leaves two answers more than were read.
 #[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
 async fn copies_twice(
     order: OrderPlaced,
@@ -124,29 +213,38 @@ async fn an_answer_that_belongs_to_another_statement_makes_no_duplicate_of_the_n
     stage.stop().await;
 }
 
-/// Bills in a savepoint and writes once more behind it. In the first run of m-1 and m-3 it asks for a savepoint in a
-/// transaction that has failed, which leaves the driver without one.
-#[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
-async fn halves(
-    order: OrderPlaced,
-    tx: &mut Tx<Postgres>,
-    id: MessageId,
-    State(script): State<Script>,
-) -> Result<(), HandlerError> {
-    let first = script.runs(id.as_str()) == 0;
-    if let Err(error) = script.play(&id, tx).await {
-        if first {
-            let _ = tx.savepoint().await.map(drop);
+macro_rules! halves {
+    ($db:ty, $name:ident) => {
+        /// Bills in a savepoint and writes once more behind it. In the first run of m-1 and m-3 it asks for a savepoint in a
+        /// transaction that has failed, which leaves the driver without one.
+        #[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
+        async fn $name(
+            order: OrderPlaced,
+            tx: &mut Tx<$db>,
+            id: MessageId,
+            State(script): State<Script>,
+        ) -> Result<(), HandlerError> {
+            let first = script.runs(id.as_str()) == 0;
+            if let Err(error) = script.play(&id, tx).await {
+                if first {
+                    let _ = tx.savepoint().await.map(drop);
+                }
+                return Err(error);
+            }
+            let mut half = tx.savepoint().await?;
+            bill!($db, order, id, half);
+            half.release().await?;
+            tx.execute(
+                "INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-2', 1, 'second half')",
+            )
+            .await?;
+            Ok(())
         }
-        return Err(error);
-    }
-    let mut half = tx.savepoint().await?;
-    bill!(Postgres, order, id, half);
-    half.release().await?;
-    tx.execute("INSERT INTO ledger (account, amount, msg_id) VALUES ('acc-2', 1, 'second half')")
-        .await?;
-    Ok(())
+    };
 }
+
+halves!(Postgres, halves);
+halves!(Sqlite, halves_on_sqlite);
 
 fn raise(code: &str) -> Step {
     run(format!(
@@ -223,7 +321,7 @@ async fn a_read_only_end_after_a_failure_is_a_failure_that_counts() {
     let stage = stage(
         &sandbox,
         Script::default().first("m-1", runs),
-        charge::handler(),
+        postgres::charge::handler(),
     )
     .await;
     stage.deliver("m-1").await;
@@ -232,29 +330,44 @@ async fn a_read_only_end_after_a_failure_is_a_failure_that_counts() {
     stage.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn something_that_swallows_claims_makes_no_duplicates() {
-    let sandbox = Postgres::fresh(2).await;
-    let swallows = "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
-                    CREATE TRIGGER swallows BEFORE INSERT ON inbox_processed_messages \
-                    FOR EACH ROW EXECUTE FUNCTION swallow()";
-    Postgres::run(&sandbox.pool, swallows).await;
-    let stage = stage(&sandbox, Script::default(), charge::handler()).await;
+/// `swallows` makes a trigger that takes claims away in silence, which MariaDB's cannot do.
+async fn swallowed<H: Handler>(handler: H, swallows: &str, no_more: &str)
+where
+    H::Db: TestDatabase,
+{
+    let sandbox = H::Db::fresh(2).await;
+    H::Db::run(&sandbox.pool, swallows).await;
+    let stage = stage(&sandbox, Script::default(), handler).await;
     stage.publish("m-1");
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    eventually("several tries", || async {
+        stage.verdicts("m-1").len() >= 3
+    })
+    .await;
     assert_eq!(
         stage.acks("m-1"),
         0,
         "acked without a run and without a claim"
     );
-    Postgres::run(
-        &sandbox.pool,
-        "DROP TRIGGER swallows ON inbox_processed_messages",
-    )
-    .await;
+    H::Db::run(&sandbox.pool, no_more).await;
     all_acked(&stage.broker).await;
     sandbox.assert_stored_once("m-1").await;
     stage.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn something_that_swallows_claims_makes_no_duplicates_on_postgres() {
+    let swallows = "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
+                    CREATE TRIGGER swallows BEFORE INSERT ON inbox_processed_messages \
+                    FOR EACH ROW EXECUTE FUNCTION swallow()";
+    let no_more = "DROP TRIGGER swallows ON inbox_processed_messages";
+    swallowed(postgres::charge::handler(), swallows, no_more).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn something_that_swallows_claims_makes_no_duplicates_on_sqlite() {
+    let swallows = "CREATE TRIGGER swallows BEFORE INSERT ON inbox_processed_messages \
+                    BEGIN SELECT RAISE(IGNORE); END";
+    swallowed(sqlite::charge::handler(), swallows, "DROP TRIGGER swallows").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -263,7 +376,7 @@ async fn functions_of_the_database_that_are_named_like_ours_change_no_id() {
     let same = "CREATE FUNCTION public.convert_from(bytea, text) RETURNS text IMMUTABLE LANGUAGE sql \
                 AS $$ SELECT 'same'::text $$";
     Postgres::run(&sandbox.pool, same).await;
-    let stage = stage(&sandbox, Script::default(), charge::handler()).await;
+    let stage = stage(&sandbox, Script::default(), postgres::charge::handler()).await;
     stage.publish("m-1");
     stage.deliver("m-2").await;
     sandbox.assert_stored_once("m-1").await;
@@ -280,20 +393,7 @@ async fn functions_in_a_handlers_search_path_do_not_fool_the_fence() {
     Postgres::run(&sandbox.pool, evil).await;
     let path = "SET LOCAL search_path = evil, pg_catalog, public";
     let script = Script::default().once("m-1", [run(path), run("ROLLBACK AND CHAIN"), run(path)]);
-    let stage = stage(&sandbox, script, charge::handler()).await;
-    stage.deliver("m-1").await;
-    sandbox.assert_stored_once("m-1").await;
-    stage.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn another_row_in_the_claims_place_is_not_the_claim() {
-    let sandbox = Postgres::fresh(2).await;
-    let replaces = "TRUNCATE inbox_processed_messages; \
-                    INSERT INTO inbox_processed_messages (message_id, consumer_name) VALUES ('other', 'billing')";
-    let script = Script::default().once("m-1", [run(replaces)]);
-    let stage = stage(&sandbox, script, charge::handler()).await;
-    stage.deliver("m-1").await;
+    let stage = stage(&sandbox, script, postgres::charge::handler()).await;
     stage.deliver("m-1").await;
     sandbox.assert_stored_once("m-1").await;
     stage.stop().await;
@@ -318,7 +418,10 @@ async fn what_the_pool_set_stays_as_it_is_whatever_a_backslash_means() {
         .always("m-0", [run("SHOW application_name")])
         .always("m-1", [run("SET standard_conforming_strings = off")])
         .always("m-2", [run("SHOW application_name")]);
-    let stage = Stage::start(&pool, script, charge::handler(), |builder| builder).await;
+    let stage = Stage::start(&pool, script, postgres::charge::handler(), |builder| {
+        builder
+    })
+    .await;
     for id in ["m-0", "m-1", "m-2"] {
         stage.deliver(id).await;
     }
@@ -328,20 +431,9 @@ async fn what_the_pool_set_stays_as_it_is_whatever_a_backslash_means() {
 }
 
 mod on_sqlite {
+    use super::sqlite::charge;
     use super::*;
     use inbox_runtime::Envelope;
-    use sqlx::Sqlite;
-
-    #[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
-    async fn charge(
-        order: OrderPlaced,
-        tx: &mut Tx<Sqlite>,
-        id: MessageId,
-        State(script): State<Script>,
-    ) -> Result<(), HandlerError> {
-        bill!(Sqlite, order, id, tx);
-        script.play(&id, tx).await
-    }
 
     /// SQLite cannot take these back, so the session is closed, and nobody else sees them.
     #[tokio::test(flavor = "multi_thread")]
@@ -430,6 +522,38 @@ mod on_sqlite {
         all_acked(&stage.broker).await;
         assert_eq!(sandbox.dead_letters().await, ["invalid_id"]);
         stage.stop().await;
+    }
+
+    /// The constraint takes the whole transaction back, and a savepoint would begin another one.
+    const LOSES: &str = "INSERT OR ROLLBACK INTO accounts (id, balance) VALUES ('acc-1', 0)";
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_savepoint_after_a_lost_transaction_does_not_let_a_message_commit_by_half() {
+        let sandbox = Sqlite::fresh(2).await;
+        let script = Script::default().once("m-1", [run(LOSES)]);
+        let stage = stage(&sandbox, script, halves_on_sqlite::handler()).await;
+        stage.publish("m-1");
+        eventually("m-1 ran", || async { stage.script.runs("m-1") > 0 }).await;
+        stage.publish("m-2");
+        all_acked(&stage.broker).await;
+        sandbox.assert_stored_once("m-1").await;
+        sandbox.assert_stored_once("m-2").await;
+        assert_eq!(sandbox.ledger_rows("second half").await, 2);
+        stage.stop().await;
+        Sqlite::assert_clean(&sandbox.pool).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_savepoint_after_a_lost_transaction_is_a_failure_that_counts() {
+        let sandbox = Sqlite::fresh(2).await;
+        let script = Script::default().always("m-1", [swallow(LOSES)]);
+        let stage = stage(&sandbox, script, halves_on_sqlite::handler()).await;
+        stage.deliver("m-1").await;
+        assert_eq!(sandbox.dead_letters().await, ["attempts_exhausted"]);
+        assert_eq!(stage.script.runs("m-1"), 3);
+        assert_eq!(sandbox.ledger_total().await, 0);
+        stage.stop().await;
+        Sqlite::assert_clean(&sandbox.pool).await;
     }
 }
 

@@ -2,17 +2,20 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::marker::PhantomData;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use inbox_core::HandlerFuture;
+use async_trait::async_trait;
+use inbox_core::{Assignment, HandlerFuture, Learned, Needs, Source, SourceError};
 use inbox_guarantees::dispatch::Serve as _;
 use inbox_guarantees::{
-    OrderPlaced, Running, TestDatabase, all_acked, bill, on_each_database, order,
+    OrderPlaced, Running, TestDatabase, all_acked, bill, eventually, on_each_database, order,
 };
-use inbox_runtime::brokers::MemoryBroker;
+use inbox_runtime::brokers::{MemoryBroker, MemorySource};
 use inbox_runtime::{
-    BuildError, Capabilities, DedupKey, Handler, HandlerError, HandlerSpec, IdSource, Inbox,
-    InboxDatabase, Incoming, MessageId, Requirements, RetryPolicy, State, Tx, inbox_handler,
+    BuildError, Capabilities, Condition, DedupKey, Handler, HandlerError, HandlerSpec, IdSource,
+    Inbox, InboxDatabase, Incoming, MessageId, Requirements, RetryPolicy, State, Tx, inbox_handler,
     migrate,
 };
 use sqlx::Pool;
@@ -36,6 +39,52 @@ impl<Db: InboxDatabase> Handler for ByDeliveryCount<Db> {
     }
 }
 
+/// A source whose broker answers questions as the test says; `None`: it cannot be reached.
+#[derive(Clone)]
+struct Asked {
+    source: Arc<MemorySource>,
+    answer: Arc<Mutex<Option<Learned>>>,
+}
+
+impl Asked {
+    fn new(source: MemorySource) -> Self {
+        Self {
+            source: Arc::new(source),
+            answer: Arc::default(),
+        }
+    }
+
+    fn answers(&self, learned: Learned) {
+        *self.answer.lock().unwrap() = Some(learned);
+    }
+}
+
+#[async_trait]
+impl Source for Asked {
+    fn system(&self) -> &'static str {
+        self.source.system()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.source.capabilities()
+    }
+
+    fn id_sources(&self) -> Vec<IdSource> {
+        self.source.id_sources()
+    }
+
+    async fn learn(&self, needs: &Needs) -> Result<Learned, SourceError> {
+        assert_eq!(needs.longest_timeout, Duration::from_secs(30));
+        assert_eq!(needs.most_attempts, 5);
+        let answer = self.answer.lock().unwrap().clone();
+        answer.ok_or_else(|| SourceError::new("nobody is there"))
+    }
+
+    async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError> {
+        self.source.open(prefetch).await
+    }
+}
+
 /// Finds the one problem that contains all of `words`.
 fn assert_told(refused: &BuildError, words: &[&str]) {
     let found = refused
@@ -50,6 +99,53 @@ on_each_database! {
     pub(super) async fn charge(order: OrderPlaced, tx: &mut Tx<Db>, id: MessageId) -> Result<(), HandlerError> {
         bill!(Db, order, id, tx);
         Ok(())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_the_broker_alone_knows_is_asked_for_at_the_start_and_again_when_the_source_opens() {
+        let sandbox = Db::fresh(5).await;
+        let broker = MemoryBroker::new();
+        let source = Asked::new(broker.source("orders"));
+        let builder = || {
+            Inbox::builder(sandbox.pool.clone())
+                .source("orders", source.clone())
+                .serve(charge::handler())
+        };
+        let capabilities = || source.source.capabilities();
+        let forever = Learned::new(capabilities().redelivery_window(Duration::MAX).redelivery_setting("max_age"));
+        let hasty = Learned::new(capabilities().settle_window(Duration::from_secs(20)).settle_setting("ack_wait"));
+        let odd = Learned::new(capabilities()).problems(["the stream has no name".to_owned()]);
+        let findings = [
+            (forever, ["`orders`", "for ever (`max_age`)", "14 days"]),
+            (hasty, ["20 seconds (`ack_wait`)", "charge", "30 seconds"]),
+            (odd, ["`orders`", "the stream", "no name"]),
+        ];
+        // A broker that comes later than its consumers is no reason to refuse the start.
+        let inbox = builder().build().await.unwrap();
+        for (learned, words) in &findings {
+            source.answers(learned.clone());
+            let refused = builder().build().await.unwrap_err();
+            assert_eq!(refused.problems().len(), 1, "{refused}");
+            assert_told(&refused, words);
+        }
+
+        broker.publish("orders", order("m-1"));
+        let monitor = inbox.monitor();
+        let running = Running::start(inbox);
+        for (learned, words) in &findings {
+            source.answers(learned.clone());
+            eventually("the monitor tells why it is closed", || async {
+                let health = monitor.health();
+                matches!(&health.sources[0].1, Condition::Down { error, .. }
+                    if words.iter().all(|word| error.contains(word)))
+            })
+            .await;
+        }
+        assert_eq!(sandbox.ledger_total().await, 0);
+        source.answers(Learned::new(capabilities()));
+        all_acked(&broker).await;
+        running.stop().await;
+        sandbox.assert_stored_once("m-1").await;
     }
 
     #[inbox_handler(consumer = "billing", on = "OrderPlaced")]

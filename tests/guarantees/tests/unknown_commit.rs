@@ -4,25 +4,22 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // What goes wrong here has to fail the test.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use inbox_guarantees::dispatch::{self, Serve as _};
-use inbox_guarantees::proxy::{AtCommit, FaultProxy};
+use inbox_guarantees::proxy::{AtCommit, FaultProxy, Proxied};
 use inbox_guarantees::servers::OwnServer;
 use inbox_guarantees::{
-    OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, eventually, order,
+    OrderPlaced, Running, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_server, order,
 };
 use inbox_runtime::brokers::{Effect, MemoryBroker};
 use inbox_runtime::{
     Attempt, HandlerError, Inbox, InboxBuilder, MessageId, State, Tx, Verdict, inbox_handler,
 };
-use sqlx::mysql::MySqlConnectOptions;
 use sqlx::pool::PoolOptions;
-use sqlx::postgres::PgConnectOptions;
-use sqlx::{MySql, PgPool, Pool, Postgres};
+use sqlx::{PgPool, Pool, Postgres};
 
 #[derive(Clone, Default)]
 struct Entered(Arc<AtomicU32>);
@@ -33,38 +30,14 @@ impl Entered {
     }
 }
 
-/// The server behind a proxy.
-trait Proxied: TestDatabase {
-    /// A proxy to the server of `sandbox`, and a pool of three connections through it.
-    async fn through_a_proxy(sandbox: &Sandbox<Self>) -> (FaultProxy, Pool<Self>);
-}
-
-impl Proxied for Postgres {
-    async fn through_a_proxy(sandbox: &Sandbox<Self>) -> (FaultProxy, Pool<Self>) {
-        let direct: PgConnectOptions = sandbox.url.parse().unwrap();
-        let proxy = FaultProxy::to(address(direct.get_host(), direct.get_port())).await;
-        let options = direct.port(proxy.address().port());
-        (proxy, three().connect_lazy_with(options))
-    }
-}
-
-impl Proxied for MySql {
-    async fn through_a_proxy(sandbox: &Sandbox<Self>) -> (FaultProxy, Pool<Self>) {
-        let direct: MySqlConnectOptions = sandbox.url.parse().unwrap();
-        let proxy = FaultProxy::to_mysql(address(direct.get_host(), direct.get_port())).await;
-        let options = direct.port(proxy.address().port());
-        (proxy, three().connect_lazy_with(options))
-    }
-}
-
-fn address(host: &str, port: u16) -> SocketAddr {
-    format!("{host}:{port}").parse().unwrap()
-}
-
-fn three<Db: TestDatabase>() -> PoolOptions<Db> {
-    PoolOptions::new()
+/// A proxy to the server of `sandbox`, and a pool of three connections through it.
+async fn through_a_proxy<Db: Proxied>(sandbox: &Sandbox<Db>) -> (FaultProxy, Pool<Db>) {
+    let (proxy, options) = Db::proxy_to(sandbox).await;
+    let pool = PoolOptions::new()
         .max_connections(3)
         .acquire_timeout(Duration::from_secs(2))
+        .connect_lazy_with(options);
+    (proxy, pool)
 }
 
 /// Waits for that many settles.
@@ -112,22 +85,6 @@ fn assert_acked_at_once(broker: &MemoryBroker) {
     assert_eq!(acks(broker), 1, "{settled:?}");
 }
 
-/// Writes the same tests for each database that is a server.
-macro_rules! on_each_server {
-    ($($body:tt)*) => {
-        mod postgres {
-            use super::*;
-            type Db = Postgres;
-            $($body)*
-        }
-        mod mysql {
-            use super::*;
-            type Db = MySql;
-            $($body)*
-        }
-    };
-}
-
 on_each_server! {
     #[inbox_handler(consumer = "billing", timeout = "5s")]
     pub(super) async fn charge(
@@ -162,7 +119,7 @@ on_each_server! {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_connection_cut_before_commit_is_executed_is_not_acked_and_the_effect_is_stored_once() {
         let sandbox = Db::fresh(3).await;
-        let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+        let (proxy, pool) = through_a_proxy(&sandbox).await;
         let (broker, entered) = (MemoryBroker::new(), Entered::default());
         let inbox = builder(pool, &broker, &entered).build().await.unwrap();
         proxy.at_commits(&[AtCommit::CutBefore]);
@@ -183,7 +140,7 @@ on_each_server! {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_connection_cut_after_commit_was_executed_is_acked_when_the_claim_was_found() {
         let sandbox = Db::fresh(3).await;
-        let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+        let (proxy, pool) = through_a_proxy(&sandbox).await;
         let (broker, entered) = (MemoryBroker::new(), Entered::default());
         let inbox = builder(pool, &broker, &entered).build().await.unwrap();
         proxy.at_commits(&[AtCommit::CutAfter]);
@@ -202,7 +159,7 @@ on_each_server! {
     #[tokio::test(flavor = "multi_thread")]
     async fn commits_lost_many_times_in_a_row_count_no_attempt_and_make_no_dead_letter() {
         let sandbox = Db::fresh(3).await;
-        let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+        let (proxy, pool) = through_a_proxy(&sandbox).await;
         let (broker, entered) = (MemoryBroker::new(), Entered::default());
         let inbox = builder(pool, &broker, &entered).build().await.unwrap();
         // One more than the handler's max_attempts.
@@ -221,7 +178,7 @@ on_each_server! {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_commit_without_an_answer_ends_as_unknown_and_is_found_committed() {
         let sandbox = Db::fresh(3).await;
-        let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+        let (proxy, pool) = through_a_proxy(&sandbox).await;
         let (broker, entered) = (MemoryBroker::new(), Entered::default());
         let inbox = builder(pool, &broker, &entered).build().await.unwrap();
         proxy.at_commits(&[AtCommit::FreezeAfter]);
@@ -248,7 +205,7 @@ on_each_server! {
     #[tokio::test(flavor = "multi_thread")]
     async fn while_a_cut_off_commit_holds_the_claim_its_redelivery_is_neither_acked_nor_counted() {
         let sandbox = Db::fresh(3).await;
-        let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+        let (proxy, pool) = through_a_proxy(&sandbox).await;
         let (broker, entered) = (MemoryBroker::new(), Entered::default());
         let inbox = builder(pool, &broker, &entered).build().await.unwrap();
         proxy.at_commits(&[AtCommit::FreezeBefore]);
@@ -272,7 +229,7 @@ on_each_server! {
     async fn a_dead_letter_whose_commit_has_no_answer_is_kept_once_and_then_acked() {
         for strike in [AtCommit::CutBefore, AtCommit::CutAfter] {
             let sandbox = Db::fresh(3).await;
-            let (proxy, pool) = Db::through_a_proxy(&sandbox).await;
+            let (proxy, pool) = through_a_proxy(&sandbox).await;
             let (broker, entered) = (MemoryBroker::new(), Entered::default());
             let inbox = builder(pool, &broker, &entered).build().await.unwrap();
             proxy.at_commits(&[strike]);

@@ -810,9 +810,9 @@ const fn class_of(number: u16) -> ErrorClass {
         ER_LOCK_DEADLOCK | ER_LOCK_WAIT_TIMEOUT | ER_XA_RBROLLBACK | ER_XA_RBTIMEOUT
         | ER_XA_RBDEADLOCK | 1020 | 3572 => ErrorClass::Transient,
         // Too many connections, of all or of a user; shutdown; out of memory, of disk, of threads, of locks; a cluster
-        // that is not ready.
-        1040 | 1203 | 1226 | 1053 | 1077 | 1079 | 1021 | 1037 | 1038 | 1041 | 1114 | 1135
-        | 1206 | 1047 => ErrorClass::Outage,
+        // that is not ready. Not 1038: a statement that sorts more than its session's sort_buffer_size does so each time.
+        1040 | 1203 | 1226 | 1053 | 1077 | 1079 | 1021 | 1037 | 1041 | 1114 | 1135 | 1206
+        | 1047 => ErrorClass::Outage,
         // A connection that was killed, aborted, or closed because it was idle.
         1152 | 1158..=1161 | 1184 | 1927 | 3169 | 4031 => ErrorClass::Lost,
         _ => ErrorClass::Statement,

@@ -551,8 +551,13 @@ impl SqliteStatements {
             Err(error) => return Sealed::Unproven(error),
         }
         for key in done.keys.iter().filter(|_| done.have_failures) {
-            if let Err(error) = Sqlite::forget_counted(conn, self, *key).await {
-                return Sealed::Failed(error);
+            match Sqlite::forget_counted(conn, self, *key).await {
+                Ok(_) => {}
+                // SQLITE_READONLY: the claim was written, so only its handler can have ended that.
+                Err(error) if result_code(&error).map(|code| code & 0xff) == Some(8) => {
+                    return Sealed::Unproven(error);
+                }
+                Err(error) => return Sealed::Failed(error),
             }
         }
         match Sqlite::commit(conn, guard).await {

@@ -217,7 +217,7 @@ impl RabbitMqDeliveries {
             .unsettled()
             .insert(number, delivery.delivery_tag);
         let earlier = message::earlier_deliveries(&delivery.properties, self.counts);
-        let redelivered = delivery.redelivered;
+        let redelivered = delivery.redelivered || message::was_given_up(&delivery.properties);
         Delivery::new(message::envelope(delivery), SettleToken::new(number))
             .redelivered(redelivered)
             .earlier_deliveries(earlier)

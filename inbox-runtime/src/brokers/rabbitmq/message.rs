@@ -46,6 +46,24 @@ pub(super) fn earlier_deliveries(properties: &BasicProperties, counts: bool) -> 
     count.or(counts.then_some(0))
 }
 
+/// Whether a queue gave the message up that had delivered it (`x-death`): it was moved back since, as a new message.
+pub(super) fn was_given_up(properties: &BasicProperties) -> bool {
+    let headers = properties.headers().as_ref();
+    let Some(AMQPValue::FieldArray(deaths)) =
+        headers.and_then(|headers| headers.inner().get("x-death"))
+    else {
+        return false;
+    };
+    deaths.as_slice().iter().any(|death| {
+        let AMQPValue::FieldTable(death) = death else {
+            return false;
+        };
+        // Not `expired` or `maxlen`, which nobody need have seen.
+        matches!(death.inner().get("reason"), Some(AMQPValue::LongString(reason))
+            if [&b"rejected"[..], b"delivery_limit"].contains(&reason.as_bytes()))
+    })
+}
+
 fn text(property: &Option<ShortString>) -> Option<String> {
     property.as_ref().map(|text| text.as_str().to_owned())
 }
@@ -208,6 +226,28 @@ mod tests {
             header(&AMQPValue::LongString(bytes.to_vec().into())).as_deref(),
             Some(&bytes[..])
         );
+    }
+
+    #[test]
+    fn a_message_that_a_queue_gave_up_was_delivered_before() {
+        let died_of = |reasons: &[&str]| {
+            let deaths = reasons.iter().map(|reason| {
+                let mut death = FieldTable::default();
+                death.insert("reason".into(), AMQPValue::LongString((*reason).into()));
+                AMQPValue::FieldTable(death)
+            });
+            let deaths: Vec<_> = deaths.collect();
+            let mut headers = FieldTable::default();
+            headers.insert("x-death".into(), AMQPValue::FieldArray(deaths.into()));
+            BasicProperties::default().with_headers(headers)
+        };
+        assert!(was_given_up(&died_of(&["delivery_limit"])));
+        assert!(was_given_up(&died_of(&["expired", "rejected"])));
+        assert!(!was_given_up(&died_of(&["expired", "maxlen"])));
+        assert!(!was_given_up(&BasicProperties::default()));
+        let mut odd = FieldTable::default();
+        odd.insert("x-death".into(), AMQPValue::Boolean(true));
+        assert!(!was_given_up(&BasicProperties::default().with_headers(odd)));
     }
 
     #[test]

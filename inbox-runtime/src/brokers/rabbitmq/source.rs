@@ -2,7 +2,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use inbox_core::{Assignment, Capabilities, IdSource, Source, SourceError};
+use inbox_core::{Assignment, Capabilities, IdSource, Learned, Needs, Source, SourceError};
 use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
 use lapin::protocol::AMQPSoftError;
 use lapin::types::FieldTable;
@@ -36,6 +36,15 @@ const SET_UP_LIMIT: Duration = Duration::from_secs(30);
 /// [`settle_window`](RabbitMqSource::settle_window). Properties and header names are UTF-8 to AMQP: a `message-id`
 /// that is not arrives as U+0000 and is refused as an id, elsewhere a `?` stands for what is not text. What is
 /// nested deeper than 64 levels arrives as its bytes.
+///
+/// # What the server counts
+///
+/// A quorum queue counts deliveries (`x-delivery-count`), and with a limit gives a message up that was delivered more
+/// often. The inbox spends that counter on nothing but crashes and lost connections: it never hands a message back for an
+/// outage. A limit below `max_attempts` of a handler is refused all the same, since a message that ends its process is tried
+/// that often. The limit is known where the source [declares](Self::declare) the queue; where a policy sets it, or
+/// RabbitMQ 4 by default (20), say it with [`delivery_limit`](Self::delivery_limit). A message that was given up by a queue
+/// and moved back (`x-death`) counts as delivered before.
 #[derive(Debug, Clone)]
 pub struct RabbitMqSource {
     broker: RabbitMq,
@@ -44,6 +53,7 @@ pub struct RabbitMqSource {
     consumer_tag: String,
     id_sources: Vec<IdSource>,
     settle_window: Option<Duration>,
+    delivery_limit: Option<u32>,
     largest_payload: Option<u64>,
     orders_by_routing_key: bool,
 }
@@ -62,6 +72,7 @@ impl RabbitMqSource {
                 IdSource::Header("x-message-id".to_owned()),
             ],
             settle_window: Some(CONSUMER_TIMEOUT),
+            delivery_limit: None,
             largest_payload: None,
             orders_by_routing_key: false,
         }
@@ -106,6 +117,16 @@ impl RabbitMqSource {
         self
     }
 
+    /// How often the queue redelivers a message before it gives it up, where that is not said in
+    /// [`declare`](Self::declare): by a policy (`delivery-limit`), or by RabbitMQ 4, whose quorum queues have a limit of
+    /// 20 by default. Without this and a declaration no limit is assumed. The start is refused when a handler's
+    /// `max_attempts` is above it.
+    #[must_use]
+    pub const fn delivery_limit(mut self, limit: u32) -> Self {
+        self.delivery_limit = Some(limit);
+        self
+    }
+
     /// The largest payload that the server takes, in bytes: its `max_message_size`. The start is refused when the
     /// database could not keep such a message. Without this nothing is compared.
     #[must_use]
@@ -123,6 +144,13 @@ impl RabbitMqSource {
     pub fn ordered_by_routing_key(mut self) -> Self {
         self.orders_by_routing_key = true;
         self
+    }
+
+    /// Whether the queue is known to count deliveries.
+    fn counts(&self) -> bool {
+        self.declaration
+            .as_ref()
+            .is_some_and(|declaration| declaration.kind() == QueueKind::Quorum)
     }
 
     async fn subscribe(
@@ -195,6 +223,8 @@ impl Source for RabbitMqSource {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new()
             .counts_hand_backs(true)
+            .counts_deliveries(self.counts())
+            .settle_setting("consumer_timeout")
             .orders_by_key(self.orders_by_routing_key);
         capabilities.largest_payload = self.largest_payload;
         match self.settle_window {
@@ -231,6 +261,34 @@ impl Source for RabbitMqSource {
         problems
     }
 
+    /// AMQP tells nothing of a queue's arguments and policies: what was declared or said is what is known.
+    async fn learn(&self, needs: &Needs) -> Result<Learned, SourceError> {
+        let declared = self.declaration.as_ref();
+        let declared = declared.and_then(Declaration::limit_of_deliveries);
+        let declared = declared.map(|limit| (limit, "the limit in `Declaration::delivery_limit`"));
+        let told = self.delivery_limit.map(|limit| {
+            let limit = i64::from(limit);
+            (
+                limit,
+                "the queue's policy and the number in `RabbitMqSource::delivery_limit`",
+            )
+        });
+        let least = declared
+            .into_iter()
+            .chain(told)
+            .min_by_key(|(limit, _)| *limit);
+        let problem = least
+            .filter(|(limit, _)| *limit < i64::from(needs.most_attempts))
+            .map(|(limit, remedy)| {
+                format!(
+                    "the RabbitMQ queue `{}` gives a message up after {limit} redeliveries (`x-delivery-limit`), and a handler \
+                     may try it {} times (`max_attempts`): raise {remedy}, or lower `max_attempts`",
+                    self.queue, needs.most_attempts
+                )
+            });
+        Ok(Learned::new(self.capabilities()).problems(problem))
+    }
+
     async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError> {
         let connection = self.broker.connect().await?;
         let subscribing = self.subscribe(&connection, prefetch);
@@ -242,16 +300,12 @@ impl Source for RabbitMqSource {
                     self.queue
                 ))
             })??;
-        let counts = self
-            .declaration
-            .as_ref()
-            .is_some_and(|declaration| declaration.kind() == QueueKind::Quorum);
         Ok(deliveries::assignment(
             self.queue.clone(),
             connection,
             channel,
             consumer,
-            counts,
+            self.counts(),
         ))
     }
 }
@@ -270,6 +324,9 @@ mod tests {
         assert_eq!(capabilities.longest_delay, None);
         assert!(capabilities.counts_hand_backs);
         assert!(!capabilities.orders_by_key);
+        assert!(!capabilities.counts_deliveries, "nobody said what it is");
+        let quorum = source().declare(QueueKind::Quorum).capabilities();
+        assert!(quorum.counts_deliveries);
         let by_key = source().ordered_by_routing_key().capabilities();
         assert!(by_key.orders_by_key);
         assert_eq!(capabilities.settle_window, Some(Duration::from_secs(1800)));
@@ -330,6 +387,42 @@ mod tests {
         assert!(source().declare(right).problems().is_empty());
         assert!(source().declare(QueueKind::Classic).problems().is_empty());
         assert!(source().id_header("x-event-id").problems().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_delivery_limit_below_the_attempts_is_refused_with_both_values() {
+        let needs = Needs::new(NonZeroUsize::MIN, Duration::from_secs(30), 5);
+        let declared = |limit: u32| {
+            let queue = Declaration::new(QueueKind::Quorum).dead_letter_exchange("dead");
+            source().declare(queue.delivery_limit(limit))
+        };
+        for (source, says) in [
+            (declared(4), Some("`Declaration::delivery_limit`")),
+            (declared(5), None),
+            (
+                source().delivery_limit(4),
+                Some("`RabbitMqSource::delivery_limit`"),
+            ),
+            (source().delivery_limit(5), None),
+            // A policy and an argument: the lower one counts.
+            (
+                declared(9).delivery_limit(2),
+                Some("`RabbitMqSource::delivery_limit`"),
+            ),
+            (
+                declared(2).delivery_limit(9),
+                Some("`Declaration::delivery_limit`"),
+            ),
+            (source(), None),
+        ] {
+            let problems = source.learn(&needs).await.unwrap().problems;
+            assert_eq!(problems.len(), usize::from(says.is_some()), "{problems:?}");
+            for problem in problems {
+                for word in ["`orders`", "`x-delivery-limit`", "5 times", says.unwrap()] {
+                    assert!(problem.contains(word), "{word}: {problem}");
+                }
+            }
+        }
     }
 
     #[test]

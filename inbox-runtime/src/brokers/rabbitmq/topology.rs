@@ -146,6 +146,18 @@ impl Declaration {
         self
     }
 
+    /// The least delivery limit among the arguments.
+    pub(super) fn limit_of_deliveries(&self) -> Option<i64> {
+        let limits = self
+            .arguments
+            .iter()
+            .filter_map(|(name, value)| match value {
+                Argument::Number(limit) if name == DELIVERY_LIMIT => Some(*limit),
+                _ => None,
+            });
+        limits.min()
+    }
+
     pub(super) const fn kind(&self) -> QueueKind {
         self.kind
     }

@@ -1,4 +1,4 @@
-//! An inbox on RabbitMQ in a process of its own: tests let it die, and start another one.
+//! An inbox on RabbitMQ or Kafka in a process of its own: tests let it die, and start another one.
 //!
 //! Its one argument are [`Orders`] as JSON. It says on its output which steps it reaches. A line on its input
 //! ends a wait, the end of its input is the signal to shut down.
@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use inbox_guarantees::child::{Orders, die, number, say};
 use inbox_guarantees::dispatch::Serve as _;
+use inbox_guarantees::kafka::quick;
 use inbox_guarantees::{EventLog, OrderPlaced, bill, mysql_pool, on_each_database, sqlite_pool};
 use inbox_runtime::brokers::RabbitMq;
 use inbox_runtime::testing::Step;
 use inbox_runtime::{HandlerError, Inbox, MessageId, State, Tx, inbox_handler};
 use sqlx::postgres::PgPoolOptions;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -82,8 +84,12 @@ on_each_database! {
                 }
             }
         };
-        let inbox = Inbox::builder(pool)
-            .source("orders", broker.queue(&orders.queue))
+        let inbox = Inbox::builder(pool);
+        let inbox = match &orders.kafka {
+            Some(brokers) => inbox.source("orders", quick(brokers, &orders.queue, &orders.queue)),
+            None => inbox.source("orders", broker.queue(&orders.queue)),
+        };
+        let inbox = inbox
             .state(Arc::clone(&orders))
             .prefetch(if orders.under_load { PREFETCH_UNDER_LOAD } else { PREFETCH })
             .claim_wait(Duration::from_secs(5))
@@ -156,6 +162,8 @@ fn listen() -> (oneshot::Receiver<()>, Go) {
 #[tokio::main(worker_threads = 8)]
 async fn main() -> Result<(), Failure> {
     let _ = EventLog::of_process();
+    // SIGXFSZ: a file that may not grow is an error of whoever writes to it, and ends nobody.
+    let _caught = signal(SignalKind::from_raw(25))?;
     let orders = std::env::args().nth(1).ok_or("orders as JSON, please")?;
     let orders: Arc<Orders> = Arc::new(serde_json::from_str(&orders)?);
     if orders.database.starts_with("postgres") {

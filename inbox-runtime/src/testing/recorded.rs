@@ -1,17 +1,21 @@
 //! A source that writes down what goes through it.
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use async_trait::async_trait;
 use inbox_core::{
-    Assignment, Capabilities, Deliveries, Delivery, IdSource, Settle, SettleError, SettleToken,
-    Source, SourceError, Verdict,
+    Assignment, Capabilities, DedupKey, Deliveries, Delivery, IdSource, Learned, Needs, Settle,
+    SettleError, SettleToken, Source, SourceError, Verdict,
 };
+
+use super::Step;
 
 /// What happened at a source, in order.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum Event {
     /// The runtime tried to open it; whether that worked.
     Opened(bool),
@@ -22,8 +26,15 @@ pub enum Event {
         /// The broker's flag.
         redelivered: bool,
     },
-    /// So many settles are asked for; the broker may replace their deliveries before it answers.
-    Settling(usize),
+    /// The path reached a step with a message ([`Record::step_hook`]).
+    Reached {
+        /// The step.
+        step: Step,
+        /// The message.
+        id: String,
+    },
+    /// Settles of these messages are asked for; the broker may replace their deliveries before it answers.
+    Settling(Vec<String>),
     /// A delivery was settled.
     Settled {
         /// The message.
@@ -48,6 +59,17 @@ impl Record {
 
     fn add(&self, event: Event) {
         self.lock().push(event);
+    }
+
+    /// A hook for [`InboxBuilder::on_step`](crate::InboxBuilder::on_step) that writes the steps down among the other events.
+    pub fn step_hook(&self) -> impl Fn(Step, &str) + Send + Sync + 'static {
+        let record = self.clone();
+        move |step, id| {
+            record.add(Event::Reached {
+                step,
+                id: id.to_owned(),
+            });
+        }
     }
 
     /// Everything so far.
@@ -136,8 +158,8 @@ impl Record {
             match event {
                 Event::Opened(_) => (now, most) = (0, 0),
                 Event::Delivered { .. } => now += 1,
-                Event::Settling(deliveries) => now = now.saturating_sub(*deliveries),
-                Event::Settled { .. } => {}
+                Event::Settling(deliveries) => now = now.saturating_sub(deliveries.len()),
+                Event::Reached { .. } | Event::Settled { .. } => {}
             }
             most = most.max(now);
         }
@@ -183,14 +205,19 @@ impl<S: Source> Source for Recorded<S> {
         self.source.problems()
     }
 
+    async fn learn(&self, needs: &Needs) -> Result<Learned, SourceError> {
+        self.source.learn(needs).await
+    }
+
     async fn open(&self, prefetch: NonZeroUsize) -> Result<Assignment, SourceError> {
         let opened = self.source.open(prefetch).await;
         self.record.add(Event::Opened(opened.is_ok()));
         let assignment = opened?;
-        let names = Arc::<Mutex<Vec<(u64, String)>>>::default();
+        let names = Names::default();
         Ok(Assignment {
             deliveries: Box::new(RecordedDeliveries {
                 deliveries: assignment.deliveries,
+                id_sources: self.source.id_sources(),
                 names: Arc::clone(&names),
                 record: self.record.clone(),
             }),
@@ -204,10 +231,11 @@ impl<S: Source> Source for Recorded<S> {
 }
 
 /// Which message a token belongs to.
-type Names = Arc<Mutex<Vec<(u64, String)>>>;
+type Names = Arc<Mutex<HashMap<u64, String>>>;
 
 struct RecordedDeliveries {
     deliveries: Box<dyn Deliveries>,
+    id_sources: Vec<IdSource>,
     names: Names,
     record: Record,
 }
@@ -217,11 +245,14 @@ impl Deliveries for RecordedDeliveries {
     async fn next(&mut self) -> Result<Option<Delivery>, SourceError> {
         let next = self.deliveries.next().await?;
         if let Some(delivery) = &next {
-            let id = delivery.envelope.id.clone().unwrap_or_default();
+            let id = delivery
+                .envelope
+                .identify(DedupKey::MessageId, &self.id_sources, None);
+            let id = id.map(|id| id.to_string()).unwrap_or_default();
             self.names
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .push((delivery.token.number(), id.clone()));
+                .insert(delivery.token.number(), id.clone());
             self.record.add(Event::Delivered {
                 id,
                 redelivered: delivery.redelivered,
@@ -249,13 +280,13 @@ impl Settle for RecordedSettle {
             verdicts
                 .iter()
                 .map(|(token, verdict)| {
-                    let name = names.iter().find(|(number, _)| *number == token.number());
-                    let id = name.map(|(_, id)| id.clone()).unwrap_or_default();
+                    let id = names.get(&token.number()).cloned().unwrap_or_default();
                     (id, *verdict, Instant::now())
                 })
                 .collect()
         };
-        self.record.add(Event::Settling(asked.len()));
+        let ids = asked.iter().map(|(id, ..)| id.clone()).collect();
+        self.record.add(Event::Settling(ids));
         let answers = self.settle.settle(verdicts).await;
         for ((id, verdict, at), answer) in asked.into_iter().zip(&answers) {
             self.record.add(Event::Settled {
@@ -270,5 +301,9 @@ impl Settle for RecordedSettle {
 
     fn is_gone(&self) -> bool {
         self.settle.is_gone()
+    }
+
+    fn is_void(&self, token: &SettleToken) -> bool {
+        self.settle.is_void(token)
     }
 }

@@ -1,7 +1,14 @@
-//! Stop or observe the delivery path at each of its numbered steps.
+//! Stop or observe the delivery path at each of its numbered steps; prove a broker adapter.
 //!
 //! A test that wants to know what a crash leaves behind gives the builder a hook that ends the process at one
-//! step; a test of the order of events records them.
+//! step; a test of the order of events records them ([`recorded`]). Whoever writes an adapter for a broker proves it with
+//! [`conformance`].
+
+#[cfg(feature = "conformance")]
+#[cfg_attr(docsrs, doc(cfg(feature = "conformance")))]
+pub mod conformance;
+#[cfg(feature = "testing")]
+pub mod recorded;
 
 use std::fmt;
 use std::sync::Arc;
