@@ -14,9 +14,8 @@ use super::dead_letters::holds;
 use super::executor::executor_for_tx;
 use super::{
     BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
-    Finding, InboxDatabase, Inspection, Interruption, Kept, MigrationError, Requisites, Sealed,
-    Statement, TraceOfClaim, driver_text, level, migrations, roll_back_all, schema_findings,
-    uneven_depth,
+    Finding, InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement,
+    TraceOfClaim, driver_text, level, migrations, roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
@@ -348,9 +347,8 @@ impl InboxDatabase for Postgres {
         roll_back_all::<Self>(conn).await
     }
 
-    fn interrupt(_guard: &PostgresGuard) -> Option<Interruption> {
+    fn interrupt(_guard: &PostgresGuard) {
         // Closing the connection ends the statement: `client_connection_check_interval` is set.
-        None
     }
 
     fn begin_text(statements: &PostgresStatements, options: &TransactionOptions) -> String {
