@@ -333,6 +333,8 @@ on_each_database! {
             .serve(chaotic::handler())
             .state(Arc::clone(&calm))
             .concurrency(workers::<Db>(3))
+            // What was leased at the moment of the stop comes when that lease is over: within the minute below.
+            .lease(Duration::from_secs(10))
             .poll_interval(Duration::from_millis(20));
         let (_, running) = watched(builder).await;
         all_acked(&broker).await;
