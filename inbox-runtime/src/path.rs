@@ -545,6 +545,10 @@ impl<Db: InboxDatabase> Worker<Db> {
                 "the handler ended the inbox transaction itself (COMMIT, ROLLBACK, PREPARE TRANSACTION, or a \
                  statement that implies one), or removed or changed its claim; leave both to the runtime",
             )),
+            Sealed::Kept => {
+                self.session = shared.rolled_back(session).await;
+                return Ending::uncounted(Why::Elsewhere);
+            }
             Sealed::Uneven(depth) => Failure::of_handler(FailureText::new(format!(
                 "the handler left the driver at transaction depth {depth} instead of 1: a savepoint was neither \
                  released nor rolled back (forgotten with `mem::forget`), or the transaction was ended"

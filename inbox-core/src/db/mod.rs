@@ -386,8 +386,7 @@ pub enum Claimed {
     Won {
         /// What is counted against it so far.
         counted: Counted,
-        /// Whether this consumer keeps the message elsewhere. Only a message with a count can be kept: whoever keeps
-        /// one under a claim counts the failure that was the reason.
+        /// Whether this consumer keeps the message elsewhere, as far as the claim can see.
         kept: Option<Kept>,
         /// What [`InboxDatabase::trace`] recognises this transaction by.
         mark: Option<String>,
@@ -453,6 +452,9 @@ pub enum Sealed {
     Aborted,
     /// The claim is not in the open transaction: the handler had ended the one that made it, or removed it.
     Gone,
+    /// A dead letter was kept under an id of it while its claim waited for that one's: nothing is committed, and the next
+    /// claim finds the letter.
+    Kept,
     /// The driver counts this many levels instead of one: the handler forgot a savepoint, and what it did since
     /// would be lost with it.
     Uneven(usize),

@@ -862,8 +862,7 @@ impl Refusing for sqlx::Sqlite {
         SELECT RAISE(ABORT, 'not now'); END";
 }
 
-/// In a shared transaction too an open dead letter holds its id, whether or not anything is counted. (PostgreSQL looks for one
-/// where something is counted, and nothing forgets a count that an open entry needs.)
+/// In a shared transaction too an open dead letter holds its id, whether or not anything is counted.
 async fn held_without_a_count<H: Handler>(handler: H, again: H)
 where
     H::Db: ScriptDatabase + TestDatabase,
@@ -897,6 +896,15 @@ where
         0,
         "processed and dead: alone it is held back, among others it is run"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_without_a_count_holds_its_id_in_a_shared_transaction_on_postgres() {
+    held_without_a_count(
+        postgres::charge_once::handler(),
+        postgres::charge_once::handler(),
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -948,6 +956,116 @@ macro_rules! beside {
 beside!(sqlx::Postgres);
 beside!(sqlx::MySql);
 beside!(sqlx::Sqlite);
+
+/// Whatever is counted against a message: where its claim is there, it was processed.
+async fn counted_and_processed<H: Handler>(handler: impl Fn() -> H)
+where
+    H::Db: TestDatabase + ScriptDatabase,
+{
+    let sandbox = H::Db::fresh(6).await;
+    let stage = Stage::start(&sandbox.pool, Script::default(), handler(), |builder| {
+        builder
+    })
+    .await;
+    stage.deliver("m-1").await;
+    // As a start that was noted beside the commit of a copy.
+    H::Db::run(
+        &sandbox.pool,
+        "INSERT INTO inbox_attempts (message_id, consumer_name, attempts, starts, last_failure) \
+         VALUES ('m-1', 'billing', 3, 2, '')",
+    )
+    .await;
+    stage.deliver("m-1").await;
+    stage.stop().await;
+    let broker = MemoryBroker::new();
+    for number in 1..6 {
+        broker.publish("orders", order(&format!("m-{number}")));
+    }
+    let inbox = Inbox::builder(sandbox.pool.clone())
+        .source("orders", broker.source("orders"))
+        .register(handler())
+        .messages_per_transaction(16)
+        .share_at_once()
+        .state(Script::default())
+        .concurrency(1)
+        .build()
+        .await
+        .unwrap();
+    let running = Running::start(inbox);
+    all_acked(&broker).await;
+    running.stop().await;
+    for number in 1..6 {
+        sandbox.assert_stored_once(&format!("m-{number}")).await;
+    }
+    assert_eq!(sandbox.claims_total().await, 5);
+    assert_eq!(sandbox.dead_letters().await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_processed_message_with_a_count_is_a_duplicate_on_postgres() {
+    counted_and_processed(postgres::charge_once::handler).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_processed_message_with_a_count_is_a_duplicate_on_mysql() {
+    counted_and_processed(mysql::charge_once::handler).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_processed_message_with_a_count_is_a_duplicate_on_sqlite() {
+    counted_and_processed(sqlite::charge_once::handler).await;
+}
+
+/// A claim that waits for the transaction in which a dead letter is kept finds that letter when it is won.
+async fn kept_while_waiting<H: Handler>(handler: impl Fn() -> H)
+where
+    H::Db: Beside + ScriptDatabase,
+{
+    for shared in [false, true] {
+        let sandbox = H::Db::fresh(10).await;
+        let keeping = H::Db::keep_beside(&sandbox.pool).await;
+        let broker = MemoryBroker::new();
+        let inbox = Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders"))
+            .register(handler())
+            .messages_per_transaction(if shared { 16 } else { 1 })
+            .state(Script::default())
+            .concurrency(1)
+            .claim_wait(Duration::from_secs(10))
+            .build()
+            .await
+            .unwrap();
+        for number in 1..=if shared { 3 } else { 1 } {
+            broker.publish("orders", order(&format!("m-{number}")));
+        }
+        let running = Running::start(inbox);
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        H::Db::end(keeping).await;
+        all_acked(&broker).await;
+        running.stop().await;
+        assert_eq!(
+            sandbox.ledger_rows("m-1").await,
+            0,
+            "processed and dead, shared: {shared}"
+        );
+        assert_eq!(sandbox.dead_letters().await, ["held", "held"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_that_is_kept_while_its_claim_is_waited_for_holds_the_id_on_postgres() {
+    kept_while_waiting(postgres::charge_once::handler).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_that_is_kept_while_its_claim_is_waited_for_holds_the_id_on_mysql() {
+    kept_while_waiting(mysql::charge_once::handler).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_that_is_kept_while_its_claim_is_waited_for_holds_the_id_on_sqlite() {
+    kept_while_waiting(sqlite::charge_once::handler).await;
+}
 
 async fn keeps_beside<H: Handler>(handler: H)
 where

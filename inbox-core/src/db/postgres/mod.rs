@@ -10,14 +10,13 @@ use sqlx::{AssertSqlSafe, Connection as _, Either, Executor as _, Pool, Postgres
 use sqlx_core::transaction::TransactionManager;
 
 use self::dead_letters::DeadLetterStatements;
-use super::dead_letters::holds;
 use super::executor::executor_for_tx;
 use super::{
     BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
     Finding, InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement,
     TraceOfClaim, driver_text, level, migrations, roll_back_all, schema_findings, uneven_depth,
 };
-use crate::dead_letter::FailureText;
+use crate::dead_letter::{DeadLetterReason, FailureText};
 use crate::handler::Isolation;
 use crate::session::TransactionOptions;
 use crate::tables::{Tables, quoted};
@@ -65,7 +64,6 @@ impl Dialect for Postgres {
 /// Statement texts and settings of PostgreSQL, resolved at start-up.
 #[derive(Debug)]
 pub struct PostgresStatements {
-    kept: Statement,
     trace: Statement,
     withdraw: Statement,
     /// The text around id, consumer and nonce that withdraws a claim and answers where it was.
@@ -382,11 +380,7 @@ impl InboxDatabase for Postgres {
         let answers = Answers::of(conn, text).await;
         preparing.judge(guard, answers.completed);
         match answers.error {
-            None => {
-                statements
-                    .judge_claims(conn, guard, claims, &nonce, answers.rows)
-                    .await
-            }
+            None => PostgresStatements::judge_claims(guard, claims, &nonce, &answers.rows),
             Some(error) => Err(error),
         }
     }
@@ -449,9 +443,7 @@ impl InboxDatabase for Postgres {
         // COMMIT was answered: whatever comes behind it belongs to what follows.
         guard.is_open = next.is_some();
         let rows = answers.rows.split_off(1);
-        let claimed = statements
-            .judge_next(conn, guard, next, &nonce, rows, answers.error)
-            .await;
+        let claimed = PostgresStatements::judge_next(guard, next, &nonce, &rows, answers.error);
         (Sealed::Committed, claimed)
     }
 
@@ -603,9 +595,7 @@ impl InboxDatabase for Postgres {
         guard.is_open = next.is_some();
         let rows = answers.rows.split_off(keys.len());
         let existing = judge_existing(&answers.rows, keys, &nonce)?;
-        let claimed = statements
-            .judge_next(conn, guard, next, &nonce, rows, answers.error)
-            .await;
+        let claimed = PostgresStatements::judge_next(guard, next, &nonce, &rows, answers.error);
         Ok((existing, claimed))
     }
 
@@ -906,30 +896,26 @@ impl PostgresStatements {
     }
 
     /// What came of the claims behind the end of a transaction: an error of theirs is theirs alone.
-    async fn judge_next(
-        &self,
-        conn: &mut PgConnection,
+    fn judge_next(
         guard: &mut PostgresGuard,
         next: Option<&Claims<'_>>,
         nonce: &Nonce,
-        rows: Vec<PgRow>,
+        rows: &[PgRow],
         error: Option<sqlx::Error>,
     ) -> Option<Result<Vec<Claimed>, sqlx::Error>> {
         let claims = next?;
         Some(match error {
             Some(error) => Err(error),
-            None => self.judge_claims(conn, guard, claims, nonce, rows).await,
+            None => Self::judge_claims(guard, claims, nonce, rows),
         })
     }
 
     /// What the rows of the claims say: one row for each that was won, in their order.
-    async fn judge_claims(
-        &self,
-        conn: &mut PgConnection,
+    fn judge_claims(
         guard: &mut PostgresGuard,
         claims: &Claims<'_>,
         nonce: &Nonce,
-        rows: Vec<PgRow>,
+        rows: &[PgRow],
     ) -> Result<Vec<Claimed>, sqlx::Error> {
         guard.step = None;
         guard.claim_rows.clear();
@@ -950,9 +936,13 @@ impl PostgresStatements {
                 continue;
             }
             rows.next();
-            let (Some(place), Some(mark), Some(attempts)) =
-                (parts.next(), parts.next(), parts.next())
-            else {
+            let (Some(place), Some(mark), Some(attempts), Some(is_dead), Some(is_parked)) = (
+                parts.next(),
+                parts.next(),
+                parts.next(),
+                parts.next(),
+                parts.next(),
+            ) else {
                 return Err(garbled());
             };
             if guard.claim_rows.len() > 1 {
@@ -960,20 +950,9 @@ impl PostgresStatements {
             }
             guard.claim_rows.extend(["\"", place, "\""]);
             let counted = counted_of(attempts).ok_or_else(garbled)?;
-            // What is kept has a count: new messages are spared the look.
-            let kept = if counted.all() == 0 {
-                None
-            } else {
-                let (is_dead, is_parked): (bool, bool) = sqlx::query_as(self.kept.text())
-                    .bind(claim.key.message_id)
-                    .bind(claim.key.consumer)
-                    .fetch_one(&mut *conn)
-                    .await?;
-                Kept::of(is_dead, is_parked)
-            };
             answers.push(Claimed::Won {
                 counted,
-                kept,
+                kept: Kept::of(is_dead == "1", is_parked == "1"),
                 mark: Some(mark.to_owned()),
             });
         }
@@ -1002,6 +981,7 @@ impl PostgresStatements {
                 Some("25P02") => Sealed::Aborted,
                 // division_by_zero: no such row, no proof
                 Some("22012") => Sealed::Gone,
+                Some(KEPT) => Sealed::Kept,
                 // invalid_sql_statement_name: this is another session, so the transaction has ended
                 Some("26000") if guard.behind_pooler => Sealed::Gone,
                 _ => Sealed::Unproven(error),
@@ -1042,6 +1022,14 @@ impl PostgresStatements {
         let restore_session = format!(
             "{restored}; {DROP_LEFTOVERS}; SELECT pg_advisory_unlock_all(); DISCARD SEQUENCES"
         );
+        let same = "kept.message_id OPERATOR(pg_catalog.=) claimed.message_id \
+             AND kept.consumer_name OPERATOR(pg_catalog.=) claimed.consumer_name";
+        let is_dead = format!(
+            "SELECT FROM {dead_letters} AS kept WHERE {same} AND kept.replayed_at IS NULL \
+             AND kept.reason OPERATOR(pg_catalog.<>) ALL ('{{{escaped},{collision}}}'::pg_catalog.text[])",
+            escaped = DeadLetterReason::Escaped,
+            collision = DeadLetterReason::Collision,
+        );
         let insert = format!(
             "INSERT INTO {processed} AS claimed (message_id, consumer_name, message_type, correlation_id, payload_hash)"
         );
@@ -1051,19 +1039,24 @@ impl PostgresStatements {
              RETURNING pg_catalog.concat_ws(' ', $6, {id}, claimed.ctid, claimed.xmin, \
              COALESCE((SELECT pg_catalog.concat(counted.attempts, '+', counted.starts) FROM {attempts} AS counted \
              WHERE (counted.message_id, counted.consumer_name) = (claimed.message_id, claimed.consumer_name)), '0+0'), \
-             pg_catalog.pg_advisory_unlock_all()",
+             (EXISTS ({is_dead}))::pg_catalog.int4, (EXISTS (SELECT FROM {messages} AS kept WHERE {same} \
+             AND kept.status OPERATOR(pg_catalog.<>) 'done'))::pg_catalog.int4, pg_catalog.pg_advisory_unlock_all()",
             id = to_hex("claimed.message_id"),
         );
         // The rows are there, in the versions that this very transaction made; nothing else answers 1. Names are
         // qualified: a handler's search path is still in force.
+        //
+        // A claim that had to wait for the transaction in which a dead letter was kept did not see that letter: for the
+        // claim's snapshot is from before its wait. The fence sees it, and fails in another way (KEPT).
         let fence = |all: &str, places: &str, ids: &str| {
             format!(
-                "SELECT pg_catalog.concat_ws(' ', $4, 1 OPERATOR(pg_catalog./) {all}) FROM {processed} \
-                 WHERE ctid OPERATOR(pg_catalog.=) {places} \
-                 AND xmin OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()::pg_catalog.xid \
+                "SELECT pg_catalog.concat_ws(' ', $4, 1 OPERATOR(pg_catalog./) {all}, NULLIF(pg_catalog.substr('', 1, \
+                 (0 OPERATOR(pg_catalog.-) pg_catalog.count(*) FILTER (WHERE EXISTS ({is_dead})))::pg_catalog.int4), '')) \
+                 FROM {processed} AS claimed WHERE claimed.ctid OPERATOR(pg_catalog.=) {places} \
+                 AND claimed.xmin OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()::pg_catalog.xid \
                  AND {id} OPERATOR(pg_catalog.=) {ids} AND {consumer} OPERATOR(pg_catalog.=) $3",
-                id = to_hex("message_id"),
-                consumer = to_hex("consumer_name"),
+                id = to_hex("claimed.message_id"),
+                consumer = to_hex("claimed.consumer_name"),
             )
         };
         Self {
@@ -1090,11 +1083,6 @@ impl PostgresStatements {
                 payload_hash = "pg_catalog.decode(claim.hash, 'hex')",
             ),
             lock_timeout: literal(&effective.lock_timeout),
-            kept: Statement::new(format!(
-                "SELECT EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL AND {holds}), \
-                 EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done')",
-                holds = holds()
-            )),
             // For one row alone, because the planner takes an array for many and would plan anew each time.
             fence: fence("pg_catalog.count(*)", "$1", "$2"),
             fence_many: fence(
@@ -1304,6 +1292,9 @@ impl Nonce {
         matches!(rows, [row] if self.answer(row).is_some())
     }
 }
+
+/// substring_error, by which the fence tells of an open dead letter under an id.
+const KEPT: &str = "22011";
 
 fn garbled() -> sqlx::Error {
     sqlx::Error::Protocol(

@@ -124,7 +124,10 @@ impl<const QUORUM: bool> Rig for Rabbit<QUORUM> {
 
     async fn publish(&self, messages: &[Envelope]) -> Result<(), BoxError> {
         let publisher = match &self.server {
-            Some(_) => self.broker.publisher().confirm_limit(Duration::from_secs(3)),
+            Some(_) => self
+                .broker
+                .publisher()
+                .confirm_limit(Duration::from_secs(3)),
             None => self.broker.publisher(),
         };
         let publishing = messages
