@@ -40,6 +40,8 @@ macro_rules! __conformance_cases {
                 "A process dies by SIGKILL at each step of the path.";
             Processes processes_share_a_queue_while_one_dies
                 "Two processes share a queue, one is killed, another one joins.";
+            FourProcesses four_processes_share_a_queue_while_one_dies
+                "Four do, and each has a part of the load.";
             Window what_takes_longer_than_the_settle_window_bills_once
                 "The broker takes a delivery away while its handler runs.";
             Retried a_failed_message_is_tried_again_while_others_pass

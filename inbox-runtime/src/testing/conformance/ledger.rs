@@ -35,7 +35,8 @@ impl Ledger {
         let file = folder.0.join("ledger.db");
         let pool = open(&file).await?;
         let tables = "CREATE TABLE ledger (id INTEGER PRIMARY KEY, consumer TEXT NOT NULL, \
-                          account TEXT NOT NULL, amount BIGINT NOT NULL, message_id TEXT NOT NULL);
+                          account TEXT NOT NULL, amount BIGINT NOT NULL, message_id TEXT NOT NULL, \
+                          process BIGINT NOT NULL);
                       CREATE TABLE accounts (id TEXT PRIMARY KEY, balance BIGINT NOT NULL);
                       INSERT INTO accounts (id, balance) VALUES ('acc-1', 0)";
         sqlx::raw_sql(tables).execute(&pool).await?;
@@ -57,6 +58,12 @@ impl Ledger {
 
     pub(super) async fn rows(&self) -> Result<i64, BoxError> {
         self.number("SELECT count(*) FROM ledger").await
+    }
+
+    /// The processes that billed.
+    pub(super) async fn processes(&self) -> Result<Vec<i64>, BoxError> {
+        let sql = "SELECT DISTINCT process FROM ledger";
+        Ok(sqlx::query_scalar(sql).fetch_all(&self.pool).await?)
     }
 
     /// The reasons of the dead letters, sorted.

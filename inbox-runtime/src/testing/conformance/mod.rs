@@ -265,7 +265,7 @@ impl Case {
     fn exception<R: Rig>(self, capabilities: &Capabilities) -> Option<String> {
         let needed = match self {
             Self::Lease | Self::Window => Some(Ability::ShortWindow),
-            Self::Killed | Self::Processes => Some(Ability::Processes),
+            Self::Killed | Self::Processes | Self::FourProcesses => Some(Ability::Processes),
             Self::Cut => Some(Ability::Cut),
             Self::Restart => Some(Ability::Restart),
             Self::Crash => Some(Ability::Crash),
@@ -302,7 +302,8 @@ impl Case {
             Self::LostAck => path::lost_ack::<R>().await,
             Self::SuddenEnd => path::sudden_end::<R>().await,
             Self::Killed => path::killed::<R>(entry).await,
-            Self::Processes => path::processes_share::<R>(entry).await,
+            Self::Processes => path::processes_share::<R>(entry, 2).await,
+            Self::FourProcesses => path::processes_share::<R>(entry, 4).await,
             Self::Window => path::beyond_the_window::<R>().await,
             Self::Retried => path::retried::<R>().await,
             Self::Poison => path::poison::<R>().await,

@@ -397,28 +397,71 @@ async fn killed_at<R: Rig>(entry: &str, step: Step) -> Done {
     business.finish(&ids).await
 }
 
-pub(super) async fn processes_share<R: Rig>(entry: &str) -> Done {
-    const MESSAGES: usize = 400;
-    let business = Business::<R>::new(Setup::Shared).await?;
-    let start = |step| {
+/// Messages are published until each process has billed some of them, however late it came: what is proven is that
+/// everyone takes part, and not that the broker is fair.
+pub(super) async fn processes_share<R: Rig>(entry: &str, processes: usize) -> Done {
+    const WAVE: usize = 100;
+    let business = Business::<R>::new(Setup::SharedLoad).await?;
+    let start = || {
         let address = business.stage.rig.address();
-        Process::start(entry, &address, business.ledger.file(), step)
+        Process::start(entry, &address, business.ledger.file(), None)
     };
-    let mut first = vec![start(None)?, start(None)?];
-    let ids: Vec<String> = (0..MESSAGES).map(|n| format!("m-{n}")).collect();
-    let messages = orders(ids.clone());
-    let (early, late) = messages.split_at(MESSAGES / 2);
-    business.stage.rig.publish(early).await?;
-    business.until_billed(MESSAGES / 8).await?;
-    for process in first.drain(..1) {
-        process.kill_now()?;
+    let mut ids: Vec<String> = Vec::new();
+    let mut running = Vec::new();
+    for _ in 0..processes {
+        running.push(start()?);
     }
-    first.push(start(None)?);
-    business.stage.rig.publish(late).await?;
-    business.until_billed(MESSAGES).await?;
-    drop(first);
+    publish_until_each_bills(&business, &mut ids, &running, WAVE).await?;
+
+    let before = ids.len();
+    publish_wave(&business, &mut ids, WAVE).await?;
+    business.until_billed(before + WAVE / 4).await?;
+    running.remove(0).kill()?;
+    running.push(start()?);
+    publish_until_each_bills(&business, &mut ids, &running, WAVE).await?;
+    drop(running);
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     business.finish(&ids).await
+}
+
+async fn publish_wave<R: Rig>(
+    business: &Business<R>,
+    ids: &mut Vec<String>,
+    messages: usize,
+) -> Done {
+    let wave: Vec<String> = (ids.len()..ids.len() + messages)
+        .map(|n| format!("m-{n}"))
+        .collect();
+    business.stage.rig.publish(&orders(wave.clone())).await?;
+    ids.extend(wave);
+    Ok(())
+}
+
+async fn publish_until_each_bills<R: Rig>(
+    business: &Business<R>,
+    ids: &mut Vec<String>,
+    running: &[Process],
+    wave: usize,
+) -> Done {
+    let deadline = Instant::now() + business.stage.patience();
+    loop {
+        publish_wave(business, ids, wave).await?;
+        business.until_billed(ids.len()).await?;
+        let took_part = business.ledger.processes().await?;
+        let idle = running
+            .iter()
+            .filter(|process| !took_part.contains(&process.id()));
+        let idle = idle.count();
+        if idle == 0 {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "of {} processes {idle} have billed nothing, and {} messages are billed",
+            running.len(),
+            ids.len()
+        );
+    }
 }
 
 /// Hides the settle window from the runtime, which otherwise hands back in time.

@@ -83,15 +83,16 @@ impl Process {
         Ok(self)
     }
 
+    /// As the rows have it that it wrote.
+    pub(super) fn id(&self) -> i64 {
+        self.child.id().into()
+    }
+
     /// Kills it (SIGKILL where there are signals): nothing of it runs after this.
     pub(super) fn kill(&mut self) -> Result<(), BoxError> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
-    }
-
-    pub(super) fn kill_now(mut self) -> Result<(), BoxError> {
-        self.kill()
     }
 }
 

@@ -133,6 +133,8 @@ pub enum Ability {
 pub enum Setup {
     /// Any; others may use it at the same time.
     Shared,
+    /// The same, with a queue whose load four consumers can share: a topic has at least as many partitions.
+    SharedLoad,
     /// One that only this case uses, because it stops or kills it.
     OwnBroker,
     /// One that takes deliveries away as early as it can be told to, from whoever neither settles nor extends them. What

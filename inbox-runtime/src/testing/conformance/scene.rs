@@ -154,12 +154,14 @@ async fn bill(
     let account = account.ok_or_else(|| undecodable("no account"))?;
     let amount = body["amount"].as_i64();
     let amount = amount.ok_or_else(|| undecodable("no amount"))?;
-    let row = "INSERT INTO ledger (consumer, account, amount, message_id) VALUES (?, ?, ?, ?)";
+    let row = "INSERT INTO ledger (consumer, account, amount, message_id, process) \
+               VALUES (?, ?, ?, ?, ?)";
     sqlx::query(row)
         .bind(consumer)
         .bind(account)
         .bind(amount)
         .bind(incoming.id().as_str())
+        .bind(i64::from(std::process::id()))
         .execute(&mut *tx)
         .await
         .map_err(failed)?;
