@@ -448,6 +448,43 @@ async fn a_copy_in_work_elsewhere_does_not_spend_the_delivery_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_the_queue_is_not_set_up_for_is_refused_by_the_name_of_the_setting() {
+    let sandbox = Postgres::fresh(5).await;
+    let queue = TestQueue::new(QueueKind::Quorum).await;
+    let too_few = TestQueue::declaration(QueueKind::Quorum)
+        .delivery_limit(1)
+        .dead_letter_exchange("amq.fanout");
+    let patient = || queue.source().settle_window(None);
+    for (source, words) in [
+        (
+            queue.source().settle_window(Duration::from_secs(20)),
+            ["20 seconds (`consumer_timeout`)", "charge", "`timeout`"],
+        ),
+        (
+            patient().delivery_limit(1),
+            ["1 redeliveries", "`x-delivery-limit`", "`max_attempts`"],
+        ),
+        (
+            patient().declare(too_few),
+            ["1 redeliveries", "`x-delivery-limit`", "`max_attempts`"],
+        ),
+    ] {
+        let builder = Inbox::builder(sandbox.pool.clone()).serve(postgres::charge::handler());
+        let (builder, _) = recorded(builder, &Scene::new(), source);
+        let refused = builder.build().await.unwrap_err();
+        assert_eq!(refused.problems().len(), 1, "{words:?}: {refused}");
+        for word in words.iter().chain(&["`orders`"]) {
+            assert!(refused.problems()[0].contains(word), "{word}: {refused}");
+        }
+    }
+
+    let builder = Inbox::builder(sandbox.pool.clone()).serve(postgres::charge::handler());
+    let (builder, _) = recorded(builder, &Scene::new(), patient());
+    let refused = builder.prefetch(0).build().await.unwrap_err();
+    assert!(refused.to_string().contains("prefetch(0)"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn after_a_restart_of_the_broker_the_inbox_goes_on_by_itself() {
     let server = OwnServer::start("rabbitmq");
     let url = server.url("AMQP_URL");
