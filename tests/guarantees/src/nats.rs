@@ -76,7 +76,12 @@ impl TestStream {
         Self::attach(&self.url, self.name.clone()).await
     }
 
-    async fn attach(url: &str, name: String) -> Self {
+    /// A stream that is there.
+    ///
+    /// # Panics
+    ///
+    /// When the server does not answer.
+    pub async fn attach(url: &str, name: String) -> Self {
         let (user, _) = url.rsplit_once('@').expect("no user in the url");
         let (_, user) = user.rsplit_once('/').expect("no scheme in the url");
         let (user, password) = user.split_once(':').expect("no password in the url");

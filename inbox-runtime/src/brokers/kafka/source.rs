@@ -263,6 +263,7 @@ impl Source for KafkaSource {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new()
             .counts_hand_backs(false)
+            .acks_in_order(true)
             .orders_by_key(true);
         capabilities.largest_payload = self.largest_payload;
         capabilities.redelivery_window = self.replay_window;

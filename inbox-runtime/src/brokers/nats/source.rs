@@ -244,12 +244,15 @@ impl Source for JetStreamSource {
             .longest_delay(self.longest_delay)
             // Held deliveries cost the server nothing, and where `max_deliver` is limited each one counts.
             .counts_hand_backs(true)
+            .counts_deliveries(true)
             .settle_setting("ack_wait")
             .redelivery_setting("max_age")
             .orders_by_key(self.orders_by_subject);
-        if !self.is_extended {
-            let declaration = self.declaration.as_ref();
-            capabilities.settle_window = declaration.map(ConsumerDeclaration::waits);
+        let waits = self.declaration.as_ref().map(ConsumerDeclaration::waits);
+        if self.is_extended {
+            capabilities.lease = waits;
+        } else {
+            capabilities.settle_window = waits;
         }
         capabilities
     }

@@ -498,7 +498,8 @@ pub(super) async fn beyond_the_window<R: Rig>() -> Done {
     business.stage.rig.publish(&orders(ids)).await?;
     let (source, record) = business.recorded();
     let running = inbox(&business.ledger.pool, Unaware(source), &business.scene);
-    let running = Running::start(running).await?;
+    // Room for the second delivery beside what is in work.
+    let running = Running::start(running.prefetch(4)).await?;
     business.until_entered("slow-1").await?;
     let again = async || Ok(record.deliveries("slow-1") >= 2);
     business
@@ -722,11 +723,14 @@ pub(super) async fn odd_ids<R: Rig>() -> Done {
         &long,
     ];
     let mut messages = orders(odd);
-    let anonymous =
-        || Envelope::new(r#"{"account":"acc-1","amount":7}"#).message_type("OrderPlaced");
-    messages.insert(3, anonymous());
-    messages.push(anonymous().id(""));
-    messages.push(anonymous().id("   "));
+    // Of different payloads: not every broker carries blank ids, and without one the payload tells them apart.
+    let anonymous = |amount: u32| {
+        Envelope::new(format!(r#"{{"account":"acc-1","amount":{amount}}}"#))
+            .message_type("OrderPlaced")
+    };
+    messages.insert(3, anonymous(7));
+    messages.push(anonymous(8).id(""));
+    messages.push(anonymous(9).id("   "));
     business.stage.rig.publish(&messages).await?;
     let (running, record) = business.run().await?;
     let kept = async || Ok(business.ledger.dead_letters().await?.len() >= 3);
