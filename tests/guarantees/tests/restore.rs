@@ -11,7 +11,7 @@ use inbox_guarantees::{
 };
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::{HandlerError, Inbox, MessageId, State, Tx, inbox_handler};
-use sqlx::{Connection as _, MySql, Pool, Postgres, Sqlite};
+use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, Pool, Postgres, Sqlite};
 
 #[derive(Clone, Default)]
 struct Entered(Arc<AtomicU32>);
@@ -98,7 +98,7 @@ async fn as_admin(sql: &str) {
     let mut conn = sqlx::PgConnection::connect(&environment("POSTGRES_ADMIN_URL"))
         .await
         .unwrap();
-    sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
+    sqlx::raw_sql(AssertSqlSafe(sql))
         .execute(&mut conn)
         .await
         .unwrap_or_else(|error| panic!("{sql}: {error}"));
@@ -109,31 +109,45 @@ impl Restorable for MySql {
         let options = sandbox.pool.connect_options();
         let name = options.get_database().expect("a database");
         let snapshot = format!("{name}_snapshot");
-        copy(sandbox, name, &snapshot).await;
+        copy(&mut sandbox.pool.acquire().await.unwrap(), name, &snapshot).await;
         snapshot
     }
 
     async fn restore(sandbox: &mut Sandbox<Self>, snapshot: &str) {
         let options = sandbox.pool.connect_options();
         let name = options.get_database().expect("a database");
-        Self::run(&sandbox.pool, &format!("DROP DATABASE {name}")).await;
-        copy(sandbox, snapshot, name).await;
+        // On one connection: a new one would ask for the database that is away.
+        let mut conn = sandbox.pool.acquire().await.unwrap();
+        run(&mut conn, &format!("DROP DATABASE {name}")).await;
+        copy(&mut conn, snapshot, name).await;
+        drop(conn);
         // Its sessions have lost the database that they were in.
         sandbox.pool.close().await;
         reopen(sandbox);
     }
 }
 
-async fn copy(sandbox: &Sandbox<MySql>, from: &str, to: &str) {
+async fn copy(conn: &mut MySqlConnection, from: &str, to: &str) {
     let tables =
         format!("SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = '{from}'");
+    let tables: Vec<String> = sqlx::query_scalar(AssertSqlSafe(tables))
+        .fetch_all(&mut *conn)
+        .await
+        .unwrap();
     let mut copy = format!("CREATE DATABASE {to};");
-    for table in MySql::texts(&sandbox.pool, &tables).await {
+    for table in tables {
         copy.push_str(&format!(
             "CREATE TABLE {to}.{table} LIKE {from}.{table}; INSERT INTO {to}.{table} SELECT * FROM {from}.{table};"
         ));
     }
-    MySql::run(&sandbox.pool, &copy).await;
+    run(conn, &copy).await;
+}
+
+async fn run(conn: &mut MySqlConnection, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql))
+        .execute(conn)
+        .await
+        .unwrap_or_else(|error| panic!("{sql}: {error}"));
 }
 
 impl Restorable for Sqlite {
