@@ -1039,8 +1039,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         let stored = async {
             let mut attempts = attempts;
             if failure.reason != DeadLetterReason::AttemptsExhausted {
-                // The verdict came without a count, and a dead letter has at least one: by it the next claim
-                // knows that there is something to look for.
+                // The verdict came without a count, and a dead letter has at least one.
                 attempts = session
                     .record_failure(attempt.key(), &failure.text, attempt.has_counted_start())
                     .await?;

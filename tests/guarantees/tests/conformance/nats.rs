@@ -210,7 +210,7 @@ impl<const EXTENDED: bool> Rig for JetStream<EXTENDED> {
 
 suite!(JetStream<true>);
 
-/// Without the extension a consumer's time must be longer than that of the handlers, so it is the rest that proves nothing new.
+/// The one case that differs without the extension.
 #[test]
 fn what_takes_longer_than_an_unextended_lease_bills_once() {
     conformance::test::<JetStream<false>>(Case::Window, module_path!());
