@@ -40,8 +40,9 @@ pub use batch::{Batch, Batched, FromBatch, Messages, SingleMessage};
 pub use consumer::{ConsumerName, InvalidConsumerName};
 pub use db::{
     Claim, ClaimKey, Claimed, Claims, Counted, DeadLetterStore, Dialect, Done, ErrorClass,
-    Existing, Expiring, Finding, InboxDatabase, Inspection, Kept, MigrationError, PayloadHash,
-    PurgeBatch, PurgePosition, Purged, Requisites, Retention, Sealed, Severity, TraceOfClaim,
+    Existing, Expiring, Finding, InboxDatabase, Inspection, Interruption, Kept, MigrationError,
+    PayloadHash, PurgeBatch, PurgePosition, Purged, Requisites, Retention, Sealed, Severity,
+    TraceOfClaim,
     stored::{Lease, LeaseTerms, LeasedMessage, MessageStore, WaitingMessage},
 };
 pub use dead_letter::{

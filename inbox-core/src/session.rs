@@ -79,6 +79,8 @@ pub struct Session<Db: InboxDatabase> {
     tx: Tx<Db>,
     layout: Arc<Layout<Db>>,
     guard: Db::Guard,
+    /// Whether what ran on it was ended already.
+    is_interrupted: bool,
 }
 
 impl<Db: InboxDatabase> Session<Db> {
@@ -90,7 +92,12 @@ impl<Db: InboxDatabase> Session<Db> {
     pub async fn open(pool: &Pool<Db>, layout: Arc<Layout<Db>>) -> Result<Self, sqlx::Error> {
         let mut tx = Tx::of_worker(pool.acquire().await?);
         let guard = Db::prepare(tx.conn(), pool, &layout.statements).await?;
-        Ok(Self { tx, layout, guard })
+        Ok(Self {
+            tx,
+            layout,
+            guard,
+            is_interrupted: false,
+        })
     }
 
     /// Resets the connection and returns it to the pool; whatever goes wrong closes it.
@@ -100,6 +107,16 @@ impl<Db: InboxDatabase> Session<Db> {
             .is_ok()
         {
             self.tx.set_on_drop(OnDrop::Return);
+        }
+    }
+
+    /// Closes the connection, after what runs on it was ended on the server, where it would go on otherwise: bounded,
+    /// and needed after a statement that was interrupted. Dropping does the same in the background, which a process
+    /// that ends does not wait for.
+    pub async fn close(mut self) {
+        if let Some(interruption) = Db::interrupt(&self.guard) {
+            interruption.await;
+            self.is_interrupted = true;
         }
     }
 
@@ -367,7 +384,11 @@ impl<Db: InboxDatabase> Session<Db> {
 impl<Db: InboxDatabase> Drop for Session<Db> {
     fn drop(&mut self) {
         // After a reset there is nothing left that could be interrupted.
-        Db::interrupt(&self.guard);
+        if !self.is_interrupted
+            && let Some(interruption) = Db::interrupt(&self.guard)
+        {
+            sqlx_core::rt::spawn(interruption);
+        }
     }
 }
 

@@ -58,7 +58,7 @@ use inbox_core::{
     InvalidTableNames, Isolation, Layout, MessageId, Requisites, Session, Severity, Tables,
     TransactionOptions,
 };
-use sqlx::Pool;
+use sqlx::{Pool, Transaction};
 
 use crate::path::{Fault, STATEMENT_LIMIT, limited};
 
@@ -91,6 +91,7 @@ pub struct DeadLetters<Db: InboxDatabase> {
     layout: Arc<Layout<Db>>,
     /// The text that begins an act.
     begin: Arc<str>,
+    behind_pooler: bool,
 }
 
 impl<Db: InboxDatabase> Clone for DeadLetters<Db> {
@@ -99,6 +100,7 @@ impl<Db: InboxDatabase> Clone for DeadLetters<Db> {
             pool: self.pool.clone(),
             layout: Arc::clone(&self.layout),
             begin: Arc::clone(&self.begin),
+            behind_pooler: self.behind_pooler,
         }
     }
 }
@@ -303,26 +305,56 @@ impl From<Fault> for DeadLetterError {
 
 impl<Db: InboxDatabase> DeadLetters<Db> {
     /// Finds the tables as the start of an inbox does. The pool needs one connection, to the database itself or through
-    /// a pooler in session mode: a pooler that gives each transaction another session is refused by the first act.
+    /// a pooler in session mode.
     ///
     /// # Errors
     ///
     /// [`DeadLetterError::Unusable`] names the tables that are missing or older than this version, and what else keeps
-    /// an inbox from starting on this database.
+    /// an inbox from starting on this database, as a pooler that gives each transaction another session.
     pub async fn open(pool: Pool<Db>, tables: &Tables) -> Result<Self, DeadLetterError> {
+        Self::open_with(pool, tables, false).await
+    }
+
+    /// Like [`open`](Self::open), through a pooler that gives each transaction another session of the server. Pooler and
+    /// pool need what [`behind_transaction_pooler`](crate::InboxBuilder::behind_transaction_pooler) says.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open), and when there is no such pooler, or it is not set up like that.
+    pub async fn open_behind_transaction_pooler(
+        pool: Pool<Db>,
+        tables: &Tables,
+    ) -> Result<Self, DeadLetterError> {
+        Self::open_with(pool, tables, true).await
+    }
+
+    async fn open_with(
+        pool: Pool<Db>,
+        tables: &Tables,
+        behind_pooler: bool,
+    ) -> Result<Self, DeadLetterError> {
         tables.check()?;
         let requisites = Requisites {
             claim_wait: CLAIM_WAIT,
             longest_handler: Duration::ZERO,
-            behind_pooler: false,
+            behind_pooler,
+        };
+        let inspected = {
+            let mut conn = pool.acquire().await?;
+            Db::inspect(&mut conn, tables, &requisites).await
         };
         let Inspection {
             findings,
             statements,
             ..
-        } = {
-            let mut conn = pool.acquire().await?;
-            Db::inspect(&mut conn, tables, &requisites).await?
+        } = match inspected {
+            // The connections are not what the configuration says.
+            Err(sqlx::Error::Configuration(problem)) => {
+                return Err(DeadLetterError::Unusable {
+                    problems: vec![problem.to_string()],
+                });
+            }
+            inspected => inspected?,
         };
         let problems: Vec<String> = findings
             .into_iter()
@@ -342,6 +374,7 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
             pool,
             layout: Arc::new(layout),
             begin,
+            behind_pooler,
         })
     }
 
@@ -352,8 +385,9 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
     /// What the database answers.
     pub async fn list(&self, query: &DeadLetterQuery) -> Result<DeadLetterPage, DeadLetterError> {
         let size = usize::try_from(query.entries_on_page()).unwrap_or(usize::MAX);
-        let mut conn = self.pool.acquire().await?;
-        let mut entries = Db::list_dead_letters(&mut conn, self.statements(), query).await?;
+        let mut reading = self.read().await?;
+        let mut entries = Db::list_dead_letters(&mut reading, self.statements(), query).await?;
+        reading.rollback().await?;
         let has_more = entries.len() > size;
         entries.truncate(size);
         let next = entries.last().filter(|_| has_more).map(|entry| entry.id);
@@ -366,8 +400,10 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
     ///
     /// What the database answers.
     pub async fn count(&self, query: &DeadLetterQuery) -> Result<u64, DeadLetterError> {
-        let mut conn = self.pool.acquire().await?;
-        Ok(Db::count_dead_letters(&mut conn, self.statements(), query).await?)
+        let mut reading = self.read().await?;
+        let count = Db::count_dead_letters(&mut reading, self.statements(), query).await?;
+        reading.rollback().await?;
+        Ok(count)
     }
 
     /// One entry with the whole message: payload, headers and properties, byte for byte.
@@ -376,10 +412,10 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
     ///
     /// [`DeadLetterError::Unknown`], or what the database answers.
     pub async fn show(&self, id: i64) -> Result<StoredDeadLetter, DeadLetterError> {
-        let mut conn = self.pool.acquire().await?;
-        Db::read_dead_letter(&mut conn, self.statements(), id)
-            .await?
-            .ok_or(DeadLetterError::Unknown { id })
+        let mut reading = self.read().await?;
+        let letter = Db::read_dead_letter(&mut reading, self.statements(), id).await?;
+        reading.rollback().await?;
+        letter.ok_or(DeadLetterError::Unknown { id })
     }
 
     /// Queues a message in the database, from where a running inbox takes it at once: for the consumer that gave it up,
@@ -510,6 +546,28 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
         Ok(discarded)
     }
 
+    /// A transaction to read in: a query with parameters takes two messages to the server, and behind a pooler nothing
+    /// else brings both to the same session.
+    async fn read(&self) -> Result<Transaction<'static, Db>, DeadLetterError> {
+        Ok(self.pool.begin().await?)
+    }
+
+    /// An entry as it is now, before a transaction is begun to change it.
+    async fn find(
+        &self,
+        session: &mut Session<Db>,
+        id: i64,
+    ) -> Result<DeadLetterEntry, DeadLetterError> {
+        if self.behind_pooler {
+            self.begin(session).await?;
+        }
+        let entry = Db::find_dead_letter(session.tx(), self.statements(), id).await?;
+        if self.behind_pooler {
+            limited(STATEMENT_LIMIT, "ROLLBACK", session.roll_back()).await?;
+        }
+        entry.ok_or(DeadLetterError::Unknown { id })
+    }
+
     fn statements(&self) -> &Db::Statements {
         self.layout.statements()
     }
@@ -567,9 +625,7 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
         force: Force,
     ) -> Result<Replay, DeadLetterError> {
         let statements = self.statements();
-        let entry = Db::find_dead_letter(session.tx(), statements, id)
-            .await?
-            .ok_or(DeadLetterError::Unknown { id })?;
+        let entry = self.find(session, id).await?;
         refuse(&entry, force)?;
         let key = key_of(&entry);
         match key {
@@ -622,9 +678,7 @@ impl<Db: InboxDatabase> DeadLetters<Db> {
         id: i64,
     ) -> Result<Discarded, DeadLetterError> {
         let statements = self.statements();
-        let entry = Db::find_dead_letter(session.tx(), statements, id)
-            .await?
-            .ok_or(DeadLetterError::Unknown { id })?;
+        let entry = self.find(session, id).await?;
         // After a replay, counted failures belong to what became of that.
         let key = key_of(&entry).filter(|_| entry.is_open());
         // With the claim, nobody keeps another message under the id meanwhile.

@@ -44,6 +44,15 @@ pub(crate) struct Group<Db: InboxDatabase> {
     is_split: bool,
 }
 
+/// What a job came to that was taken from the queue.
+pub(crate) enum Gathered<Db: InboxDatabase> {
+    Group(Group<Db>),
+    /// It needs a path of its own.
+    Alone(Job<Db>),
+    /// It waits at the gate.
+    Nothing,
+}
+
 /// A message of a group.
 struct Member<Db: InboxDatabase> {
     job: Job<Db>,
@@ -82,6 +91,7 @@ impl<Db: InboxDatabase> Group<Db> {
             uncounted_tries: 0,
             due: None,
             is_start_counted: AtomicBool::new(false),
+            is_counted: AtomicBool::new(false),
         }
     }
 
@@ -158,12 +168,11 @@ impl<Db: InboxDatabase> Group<Db> {
 }
 
 impl<Db: InboxDatabase> Worker<Db> {
-    /// Puts what waits for the same handler into one group, as much as is good for all. `None`: the job is put off,
-    /// because it needs a path of its own, or waits at the gate.
-    pub(crate) fn gather(&mut self, job: Job<Db>) -> Option<Group<Db>> {
+    /// Puts what waits for the same handler into one group, as much as is good for all. What does not fit stays in the
+    /// queue, for whoever is idle.
+    pub(crate) fn gather(&mut self, job: Job<Db>) -> Gathered<Db> {
         let Some(handler) = job.fresh_handler() else {
-            self.put_off = Some(job);
-            return None;
+            return Gathered::Alone(job);
         };
         let limit = match handler.spec.batch {
             Some(limits) => limits.max,
@@ -180,26 +189,32 @@ impl<Db: InboxDatabase> Worker<Db> {
             parts: SmallVec::new(),
             is_split: false,
         };
-        self.add(&mut group, job);
-        while group.has_room() && self.put_off.is_none() {
-            match self.queue.try_take(self.number) {
-                Some(job) => self.add(&mut group, job),
-                None => break,
+        if let Some(job) = self.add(&mut group, job) {
+            return Gathered::Alone(job);
+        }
+        while group.has_room()
+            && let Some(job) = self.queue.try_take(self.number)
+        {
+            if let Some(job) = self.add(&mut group, job) {
+                self.queue.give_back(job);
+                break;
             }
         }
         group.close();
-        (!group.members.is_empty()).then_some(group)
+        if group.members.is_empty() {
+            return Gathered::Nothing;
+        }
+        Gathered::Group(group)
     }
 
-    /// Adds a job to a group, lets it wait at the gate, or puts it off.
-    fn add(&mut self, group: &mut Group<Db>, job: Job<Db>) {
+    /// Adds a job to a group, or lets it wait at the gate; answers one that belongs to another group, or to none.
+    fn add(&self, group: &mut Group<Db>, job: Job<Db>) -> Option<Job<Db>> {
         let fits = job.fresh_handler().is_some_and(|handler| {
             Arc::ptr_eq(&handler, &group.handler)
                 && (job.is_ordered() == group.is_ordered || handler.spec.batch.is_some())
         });
         if !fits {
-            self.put_off = Some(job);
-            return;
+            return Some(job);
         }
         match self.admit(&job, &group.handler) {
             Ok(admitted) => group.members.push(Member {
@@ -208,22 +223,25 @@ impl<Db: InboxDatabase> Worker<Db> {
                 mark: None,
             }),
             Err(Refusal::GateTaken(id)) => self.wait_at_gate(&group.handler.consumer, &id, job),
-            Err(Refusal::NoId(_)) => self.put_off = Some(job),
+            Err(Refusal::NoId(_)) => return Some(job),
         }
+        None
     }
 
     /// Waits until a batch is full, for as long as its handler said. Nothing is claimed meanwhile.
     pub(crate) async fn linger(&mut self, group: &mut Group<Db>) {
-        while let Some(until) = group.lingers_until()
-            && self.put_off.is_none()
-        {
+        while let Some(until) = group.lingers_until() {
             let job = tokio::select! {
                 biased;
                 () = self.shared.stop.cancelled() => break,
                 job = self.queue.take(self.number) => job,
                 () = tokio::time::sleep_until(until.into()) => break,
             };
-            self.add(group, job);
+            if let Some(job) = self.add(group, job) {
+                // Nobody was idle and took it before.
+                self.queue.give_back(job);
+                break;
+            }
         }
         group.close();
     }
@@ -241,9 +259,30 @@ impl<Db: InboxDatabase> Worker<Db> {
         if self.shared.solitude.is_wanted() {
             return;
         }
-        let next = self.put_off.take();
-        if let Some(job) = next.or_else(|| self.queue.try_take(self.number)) {
-            self.ahead = self.gather(job);
+        let Some(job) = self.queue.try_take(self.number) else {
+            return;
+        };
+        match self.gather(job) {
+            Gathered::Group(group) => self.ahead = Some(group),
+            Gathered::Alone(job) => self.queue.give_back(job),
+            Gathered::Nothing => {}
+        }
+    }
+
+    /// This worker has something else to do than what it found ahead: others may have that.
+    fn give_back_ahead(&mut self) {
+        if let Some(mut group) = self.ahead.take() {
+            self.give_back(&mut group);
+        }
+    }
+
+    /// Puts the members of a group back into the queue, in their order.
+    fn give_back(&self, group: &mut Group<Db>) {
+        group.parts.clear();
+        for Member { job, admitted, .. } in group.members.drain(..).rev() {
+            // Whoever takes it finds the gate free.
+            drop(admitted);
+            self.queue.give_back(job);
         }
     }
 
@@ -267,13 +306,17 @@ impl<Db: InboxDatabase> Worker<Db> {
         // A hung COMMIT (a missing synchronous standby) ends as "unknown", never with a cancel request, which could
         // turn it into a success that was not replicated.
         let sealing = tokio::time::timeout(limit, session.seal(&done, next.as_ref())).await;
+        drop(next_claims);
         let Ok((sealed, answer)) = sealing else {
+            self.give_back_ahead();
             let hung = sqlx::Error::Protocol("COMMIT took longer than its limit".to_owned());
             return (Sealed::Unknown(hung), None);
         };
-        drop(next_claims);
         if matches!(sealed, Sealed::Committed) {
             self.unflushed.note_commit(done.is_durable);
+        } else {
+            // What follows on a failure can take as long as the handlers.
+            self.give_back_ahead();
         }
         (sealed, answer.map(|answer| answer.map_err(Fault::Database)))
     }
@@ -294,8 +337,15 @@ impl<Db: InboxDatabase> Worker<Db> {
         let limit = STATEMENT_LIMIT + self.wait_for(next.as_ref());
         let keys: Vec<ClaimKey<'_>> = claims.iter().map(Claim::key).collect();
         let dismissing = session.dismiss(&keys, next.as_ref());
-        let (existing, claimed) = limited(limit, "reading the payload hash", dismissing).await?;
+        let dismissed = limited(limit, "reading the payload hash", dismissing).await;
         drop(next_claims);
+        let (existing, claimed) = match dismissed {
+            Ok(dismissed) => dismissed,
+            Err(fault) => {
+                self.give_back_ahead();
+                return Err(fault);
+            }
+        };
         self.go_on_with(
             session,
             claimed.map(|answer| answer.map_err(Fault::Database)),
@@ -362,6 +412,10 @@ impl<Db: InboxDatabase> Worker<Db> {
                 self.set_aside(group, Duration::ZERO);
                 break;
             }
+            if group.is_split && size == 1 && group.parts.iter().all(|part| *part == 1) {
+                // Each goes alone from here on, so there is no need for all of them to wait for this one.
+                self.give_back_rest(group);
+            }
             self.may_look_ahead = group.parts.is_empty() && !self.shared.behind_pooler;
             if size > 1 {
                 cut_off += self.together(group, size, opened.take()).await;
@@ -377,6 +431,16 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
         self.may_look_ahead = false;
         cut_off
+    }
+
+    /// Puts all members but the first back into the queue, each to go alone.
+    fn give_back_rest(&self, group: &mut Group<Db>) {
+        let first = group.members.remove(0);
+        for member in &mut group.members {
+            member.job.goes_alone = true;
+        }
+        self.give_back(group);
+        group.members.push(first);
     }
 
     /// Gives back what was not started.
@@ -504,7 +568,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 return 0;
             }
             Called::CutOff => {
-                drop(session);
+                session.close().await;
                 tracing::warn!(
                     handler = handler.spec.name,
                     "the handler was cut off by the shutdown and is rolled back with its neighbours"
@@ -513,8 +577,8 @@ impl<Db: InboxDatabase> Worker<Db> {
                 return 1;
             }
             Called::TimedOut => {
-                // It may be in the middle of a statement: closing the connection ends that on the server too.
-                drop(session);
+                // It may be in the middle of a statement.
+                session.close().await;
                 return self.fall_back(group, &part, false).await;
             }
             other => {

@@ -23,6 +23,8 @@ pub(crate) struct Job<Db: InboxDatabase> {
     pub(crate) turn: Option<Turn<Db>>,
     /// Whether an attempt may have begun before: then each start is counted, for it may end the process.
     pub(crate) counts_starts: bool,
+    /// Whether it shares no transaction any more: one that it shared did not succeed.
+    pub(crate) goes_alone: bool,
     /// For whom and under which id it waited in the database, if it did.
     pub(crate) stored: Option<Stored>,
     /// Whether a consumer keeps it, as a dead letter or parked: from then on the broker does not get it back.
@@ -73,6 +75,8 @@ pub(crate) struct Share<Db: InboxDatabase> {
     pub(crate) in_doubt: Option<String>,
     /// Whether a start is counted that has not come to its end.
     pub(crate) is_start_counted: bool,
+    /// Whether something is counted against it, as far as this process knows: it counted a failure or found a count.
+    pub(crate) is_counted: bool,
     /// When its next attempt is due, where it could not be parked until then.
     pub(crate) due: Option<Instant>,
 }
@@ -86,6 +90,7 @@ impl<Db: InboxDatabase> Share<Db> {
             uncounted_tries: 0,
             in_doubt: None,
             is_start_counted: false,
+            is_counted: false,
             due: None,
         }
     }
@@ -196,6 +201,7 @@ impl<Db: InboxDatabase> Job<Db> {
                 || delivery
                     .earlier_deliveries
                     .is_some_and(|earlier| earlier > 0),
+            goes_alone: false,
             stored,
             is_kept: false,
             settle,
@@ -279,6 +285,7 @@ impl<Db: InboxDatabase> Job<Db> {
         };
         let is_fresh = share.status == Status::Open
             && !self.counts_starts
+            && !self.goes_alone
             && share.transient_runs == 0
             && share.uncounted_tries == 0
             && !self.is_void();

@@ -93,6 +93,8 @@ pub(crate) struct Attempt<'a, Db: InboxDatabase> {
     pub(crate) due: Option<Instant>,
     /// Whether a start of it is counted that has not come to its end. Set and read by one task.
     pub(crate) is_start_counted: AtomicBool,
+    /// Whether something is counted against it, as far as this process knows: it counted a failure or found a count.
+    pub(crate) is_counted: AtomicBool,
 }
 
 impl<'a, Db: InboxDatabase> Attempt<'a, Db> {
@@ -129,6 +131,10 @@ impl<'a, Db: InboxDatabase> Attempt<'a, Db> {
 
     fn note_start(&self, is_counted: bool) {
         self.is_start_counted.store(is_counted, Ordering::Relaxed);
+    }
+
+    fn is_known_as_counted(&self) -> bool {
+        self.is_counted.load(Ordering::Relaxed)
     }
 
     fn key(&self) -> ClaimKey<'a> {
@@ -342,6 +348,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             uncounted_tries: share.uncounted_tries,
             due: share.due,
             is_start_counted: AtomicBool::new(share.is_start_counted),
+            is_counted: AtomicBool::new(share.is_counted),
         };
         let ending = async {
             let ending = self.attempt(&attempt, opened, &mut share.in_doubt).await;
@@ -351,6 +358,7 @@ impl<Db: InboxDatabase> Worker<Db> {
         .instrument(attempt.span())
         .await;
         share.is_start_counted = attempt.has_counted_start();
+        share.is_counted = attempt.is_known_as_counted();
         self.conclude(ending, share, job, Some(&id))
     }
 
@@ -361,7 +369,6 @@ impl<Db: InboxDatabase> Worker<Db> {
         opened: Option<Opened<Db, Claimed>>,
         in_doubt: &mut Option<String>,
     ) -> Ending {
-        let shared = Arc::clone(&self.shared);
         let claim = Claim::new(attempt.key(), &attempt.job.envelope);
         if let Some(delay) = attempt.still_to_wait() {
             let Some(session) = self.session_when_available().await else {
@@ -373,25 +380,10 @@ impl<Db: InboxDatabase> Worker<Db> {
         // Claim: crash before COMMIT leaves nothing; the redelivery claims anew.
         let opened = match opened {
             Some(opened) => opened,
-            None => {
-                if let Err(ending) = self.count_start(attempt).await {
-                    return ending;
-                }
-                let Some(session) = self.session_when_available().await else {
-                    return Ending::Stopping;
-                };
-                shared.hook.reach(Step::BeforeClaim, attempt.id.as_str());
-                // Whoever has the process for itself does not wait for a copy elsewhere.
-                let begin = if self.is_alone {
-                    &attempt.registered.begin_alone
-                } else {
-                    &attempt.registered.begin
-                };
-                shared
-                    .claim(session, begin, std::slice::from_ref(&claim))
-                    .await
-                    .sole()
-            }
+            None => match self.open(attempt, &claim).await {
+                Ok(opened) => opened,
+                Err(ending) => return ending,
+            },
         };
         let Opened { session, answer } = opened;
         let won = match answer {
@@ -486,14 +478,14 @@ impl<Db: InboxDatabase> Worker<Db> {
                 return self.failed(session, attempt, won, failure).await;
             }
             Called::TimedOut => {
-                // It may be in the middle of a statement: closing the connection ends that on the server too.
-                drop(session);
+                // It may be in the middle of a statement.
+                session.close().await;
                 let text = format!("the handler did not finish within {:?}", spec.timeout);
                 let failure = Failure::of_handler(FailureText::new(text));
                 return self.failed(None, attempt, won, failure).await;
             }
             Called::CutOff => {
-                drop(session);
+                session.close().await;
                 tracing::warn!(
                     handler = spec.name,
                     "the handler was cut off by the shutdown and is rolled back"
@@ -567,7 +559,16 @@ impl<Db: InboxDatabase> Worker<Db> {
             Sealed::Unknown(error) => {
                 drop(session);
                 let mark = won.mark.as_deref();
-                return self.look_after_commit(attempt.key(), mark, &error).await;
+                let ending = self.look_after_commit(attempt.key(), mark, &error).await;
+                return match (ending, self.session.take()) {
+                    (Ending::Done(Outcome::Duplicate), Some(session)) => {
+                        self.processed_elsewhere(session, attempt).await
+                    }
+                    (ending, session) => {
+                        self.session = session;
+                        ending
+                    }
+                };
             }
             _ => return unknown("the database did not say what became of COMMIT"),
         };
@@ -607,19 +608,38 @@ impl<Db: InboxDatabase> Worker<Db> {
     }
 
     /// Counts the start of a message of which an attempt may have begun before, ahead of everything that it could do
-    /// to the process.
+    /// to the process, then begins and claims.
     ///
     /// A message of which a start is counted that nobody saw end, or whose last chance this is, runs alone: then it is
     /// to blame when the process dies, and no neighbour.
-    async fn count_start(&mut self, attempt: &Attempt<'_, Db>) -> Result<(), Ending> {
+    async fn open(
+        &mut self,
+        attempt: &Attempt<'_, Db>,
+        claim: &Claim<'_>,
+    ) -> Result<Opened<Db, Claimed>, Ending> {
+        let begin = &attempt.registered.begin;
         if !attempt.job.counts_starts || attempt.has_counted_start() {
-            return Ok(());
+            return self.begin_and_claim(attempt, begin, claim).await;
         }
         let below = Some(attempt.registered.spec.max_attempts);
         if self.record_start(attempt, below).await? {
-            return Ok(());
+            return self.begin_and_claim(attempt, begin, claim).await;
         }
+        attempt.is_counted.store(true, Ordering::Relaxed);
+        // Nobody steps aside for a copy of what is done, or in work elsewhere: that start may be the one that is counted.
+        let begin = &attempt.registered.begin_alone;
+        let looked = self.begin_and_claim(attempt, begin, claim).await?;
+        let runs = match &looked.answer {
+            Ok(Claimed::Won { kept, .. }) => kept.is_none() || attempt.job.is_stored(),
+            _ => false,
+        };
+        if !runs {
+            return Ok(looked);
+        }
+        self.put_back(looked.session).await;
         self.company = None;
+        // It can take as long as the others' handlers.
+        self.rest().await;
         let stop = self.shared.stop.clone();
         let company = tokio::select! {
             biased;
@@ -629,7 +649,28 @@ impl<Db: InboxDatabase> Worker<Db> {
         self.company = company;
         self.is_alone = true;
         self.record_start(attempt, None).await?;
-        Ok(())
+        self.begin_and_claim(attempt, begin, claim).await
+    }
+
+    /// Whoever has the process for itself does not wait for a copy elsewhere.
+    async fn begin_and_claim(
+        &mut self,
+        attempt: &Attempt<'_, Db>,
+        begin: &Arc<str>,
+        claim: &Claim<'_>,
+    ) -> Result<Opened<Db, Claimed>, Ending> {
+        let begin = if self.is_alone {
+            &attempt.registered.begin_alone
+        } else {
+            begin
+        };
+        let Some(session) = self.session_when_available().await else {
+            return Err(Ending::Stopping);
+        };
+        let shared = Arc::clone(&self.shared);
+        shared.hook.reach(Step::BeforeClaim, attempt.id.as_str());
+        let claims = std::slice::from_ref(claim);
+        Ok(shared.claim(session, begin, claims).await.sole())
     }
 
     /// Whether the start was counted.
@@ -652,8 +693,9 @@ impl<Db: InboxDatabase> Worker<Db> {
         }
     }
 
-    /// A counted start came to an end that says nothing against the message. One try: what cannot be forgotten, because
-    /// the database is away, stays with the share.
+    /// A counted start came to an end that says nothing against the message, or a copy of it was processed while a
+    /// failure was counted here, which whoever did that did not know of. One try: what cannot be forgotten, because the
+    /// database is away, stays with the share.
     async fn end_start(&mut self, attempt: &Attempt<'_, Db>, ending: Ending) {
         let is_over = matches!(
             ending,
@@ -662,7 +704,11 @@ impl<Db: InboxDatabase> Worker<Db> {
         if is_over {
             attempt.note_start(false);
         }
-        if !attempt.has_counted_start() || self.ahead_opened.is_some() {
+        // Also what a process left that died with a copy of it in its hands.
+        let is_processed = matches!(ending, Ending::Done(Outcome::Duplicate));
+        let is_counted =
+            attempt.has_counted_start() || (is_processed && attempt.is_known_as_counted());
+        if !is_counted || self.ahead_opened.is_some() {
             return;
         }
         let mut session = match self.session.take() {
@@ -672,8 +718,6 @@ impl<Db: InboxDatabase> Worker<Db> {
                 Err(_) => return,
             },
         };
-        // Also what a process left that died with a copy of it in its hands.
-        let is_processed = matches!(ending, Ending::Done(Outcome::Duplicate));
         let forgetting = session.forget_start(&self.shared.begin, attempt.key(), is_processed);
         match limited(STATEMENT_LIMIT, "forgetting the start", forgetting).await {
             Ok(()) => {
@@ -682,7 +726,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             }
             Err(fault) => tracing::warn!(
                 error = fault.text().as_str(),
-                "a start that came to its end is still counted"
+                "what is over, or was processed elsewhere, is still counted"
             ),
         }
     }
@@ -701,6 +745,25 @@ impl<Db: InboxDatabase> Worker<Db> {
                 None => Ending::uncounted(Why::Infrastructure),
             },
             Err(fault) => uncounted("comparing the payloads", &fault),
+        }
+    }
+
+    /// The claim is there, and not of this message's own attempt: the claim anew tells as for every duplicate whether
+    /// it is the same message.
+    async fn processed_elsewhere(
+        &mut self,
+        session: Session<Db>,
+        attempt: &Attempt<'_, Db>,
+    ) -> Ending {
+        let claim = Claim::new(attempt.key(), &attempt.job.envelope);
+        match self.claim_aside(session, &claim).await {
+            // It was purged since.
+            Ok((session, Claimed::Won { .. })) => {
+                self.put_back(session).await;
+                Ending::uncounted(Why::Elsewhere)
+            }
+            Ok((session, _)) => self.duplicate(session, attempt, &claim).await,
+            Err(ending) => ending,
         }
     }
 
@@ -734,11 +797,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 let text = FailureText::new("It was an earlier run, which did not succeed.");
                 self.escaped(attempt, Failure::of_handler(text)).await
             }
-            Ok(TraceOfClaim::Foreign) => {
-                self.session = Some(session);
-                self.unflushed.note_duplicate();
-                Ending::Done(Outcome::Duplicate)
-            }
+            Ok(TraceOfClaim::Foreign) => self.processed_elsewhere(session, attempt).await,
             Ok(_) => {
                 self.session = Some(session);
                 Ending::InDoubt
@@ -817,11 +876,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                 self.session = Some(session);
                 return self.escaped(attempt, failure).await;
             }
-            Ok(_) => {
-                self.session = Some(session);
-                self.unflushed.note_duplicate();
-                return Ending::Done(Outcome::Duplicate);
-            }
+            Ok(_) => return self.processed_elsewhere(session, attempt).await,
             Err(fault) => return in_doubt("reading the claim", &fault),
         }
         match failure.cause {
@@ -888,6 +943,7 @@ impl<Db: InboxDatabase> Worker<Db> {
             Err(fault) => return uncounted("counting the failure", &fault),
         };
         attempt.note_start(false);
+        attempt.is_counted.store(true, Ordering::Relaxed);
         registered.tally.note_failure();
         tracing::warn!(
             consumer = %registered.consumer,
@@ -943,45 +999,34 @@ impl<Db: InboxDatabase> Worker<Db> {
         delay: Duration,
     ) -> Ending {
         let claim = Claim::new(attempt.key(), &attempt.job.envelope);
-        let shared = Arc::clone(&self.shared);
-        let claims = std::slice::from_ref(&claim);
-        let Opened {
-            mut session,
-            answer,
-        } = shared.claim(session, &shared.begin, claims).await.sole();
-        match answer {
-            Ok(Claimed::Won {
+        let (session, claimed) = match self.claim_aside(session, &claim).await {
+            Ok(answered) => answered,
+            Err(ending) => return ending,
+        };
+        match claimed {
+            Claimed::Won {
                 kept: Some(Kept::Dead),
                 counted,
                 ..
-            }) => return self.keep_beside(session, attempt, counted.all()).await,
-            Ok(Claimed::Won { kept: Some(_), .. }) => {
+            } => return self.keep_beside(session, attempt, counted.all()).await,
+            Claimed::Won { kept: Some(_), .. } => {
                 return self.parked_already(session, attempt).await;
             }
-            Ok(Claimed::Won { .. }) => {}
-            Ok(_) => return self.duplicate(session, attempt, &claim).await,
-            Err(fault) => return self.not_claimed(session, fault).await,
+            Claimed::Won { .. } => {}
+            _ => return self.duplicate(session, attempt, &claim).await,
         }
         let message = WaitingMessage {
             key: attempt.key(),
             source: &attempt.job.route.source,
             envelope: &attempt.job.envelope,
         };
-        // Only who has won the claim parks a message, and gives it up at once: "processed" and "to be tried again"
-        // exclude each other at every instant.
-        let parked = async {
-            session.store_message(&message, delay).await?;
-            session.withdraw_claim(attempt.key()).await?;
-            session.commit().await
-        };
-        // Whatever became of it, the next claim finds the row.
-        match limited(STATEMENT_LIMIT, "parking the message", parked).await {
-            Ok(()) => {
-                self.session = Some(session);
-                shared.parked.notify_one();
+        let aside = Aside::Parked { message, delay };
+        match self.put_aside(session, attempt.key(), aside).await {
+            Ok(_) => {
+                self.shared.parked.notify_one();
                 Ending::Done(Outcome::Parked)
             }
-            Err(fault) => uncounted("parking the message", &fault),
+            Err(ending) => ending,
         }
     }
 
@@ -1017,58 +1062,39 @@ impl<Db: InboxDatabase> Worker<Db> {
         attempts: u32,
     ) -> Ending {
         let claim = Claim::new(attempt.key(), &attempt.job.envelope);
-        let shared = Arc::clone(&self.shared);
-        let claims = std::slice::from_ref(&claim);
-        let Opened { session, answer } = shared.claim(session, &shared.begin, claims).await.sole();
-        match answer {
-            Ok(Claimed::Won { .. }) => self.keep_claimed(session, attempt, failure, attempts).await,
-            Ok(_) => self.duplicate(session, attempt, &claim).await,
-            Err(fault) => self.not_claimed(session, fault).await,
+        match self.claim_aside(session, &claim).await {
+            Ok((session, Claimed::Won { .. })) => {
+                self.keep_claimed(session, attempt, failure, attempts).await
+            }
+            Ok((session, _)) => self.duplicate(session, attempt, &claim).await,
+            Err(ending) => ending,
         }
     }
 
-    /// Stores the dead letter and withdraws the claim in the transaction that holds it: "failed for good" and
-    /// "processed" exclude each other at every instant.
+    /// Keeps a message as a dead letter in the transaction that holds its claim.
     async fn keep_claimed(
         &mut self,
-        mut session: Session<Db>,
+        session: Session<Db>,
         attempt: &Attempt<'_, Db>,
         failure: &Failure,
         attempts: u32,
     ) -> Ending {
-        let stored = async {
-            let mut attempts = attempts;
-            if failure.reason != DeadLetterReason::AttemptsExhausted {
-                // The verdict came without a count, and a dead letter has at least one.
-                attempts = session
-                    .record_failure(attempt.key(), &failure.text, attempt.has_counted_start())
-                    .await?;
-            }
-            let letter = letter(attempt, failure, attempts);
-            session
-                .store_dead_letter(&letter, ExistingEntry::Reopen)
-                .await?;
-            session.withdraw_claim(attempt.key()).await?;
-            Ok(attempts)
+        let is_exhausted = failure.reason == DeadLetterReason::AttemptsExhausted;
+        let aside = Aside::Dead {
+            letter: letter(attempt, failure, attempts),
+            existing: ExistingEntry::Reopen,
+            // Otherwise the verdict came without a count, and a dead letter has at least one.
+            counts: (!is_exhausted).then(|| attempt.has_counted_start()),
         };
-        let attempts = match limited(STATEMENT_LIMIT, "storing the dead letter", stored).await {
-            Ok(attempts) => attempts,
-            Err(fault) => return uncounted("storing the dead letter", &fault),
-        };
-        match self.shared.commit(&mut session).await {
-            Committed::Yes => {
-                self.session = Some(session);
-                if failure.reason == DeadLetterReason::AttemptsExhausted {
+        match self.put_aside(session, attempt.key(), aside).await {
+            Ok(attempts) => {
+                if is_exhausted {
                     attempt.registered.tally.note_exhausted();
                 }
                 report_dead(&letter(attempt, failure, attempts));
                 Ending::Done(Outcome::Dead)
             }
-            Committed::No(error) => uncounted("storing the dead letter", &Fault::Database(error)),
-            Committed::Unknown(text) => {
-                tracing::warn!(error = %text, "the outcome of storing a dead letter is unknown; trying again");
-                Ending::uncounted(Why::UnknownCommit)
-            }
+            Err(ending) => ending,
         }
     }
 
@@ -1076,7 +1102,7 @@ impl<Db: InboxDatabase> Worker<Db> {
     /// same message is known; another message under the id is kept beside it.
     async fn keep_beside(
         &mut self,
-        mut session: Session<Db>,
+        session: Session<Db>,
         attempt: &Attempt<'_, Db>,
         attempts: u32,
     ) -> Ending {
@@ -1086,22 +1112,81 @@ impl<Db: InboxDatabase> Worker<Db> {
                 "another message under this id, with another payload, is an open dead letter; decide about both",
             ))
         };
-        let stored = async {
-            let letter = letter(attempt, &failure, attempts);
-            session
-                .store_dead_letter(&letter, ExistingEntry::Leave)
-                .await?;
-            session.withdraw_claim(attempt.key()).await?;
-            session.commit().await
+        let aside = Aside::Dead {
+            letter: letter(attempt, &failure, attempts),
+            existing: ExistingEntry::Leave,
+            counts: None,
         };
-        // Whatever becomes of it, doing it again finds the same entries.
-        match limited(STATEMENT_LIMIT, "keeping the message", stored).await {
-            Ok(()) => {
-                self.session = Some(session);
+        match self.put_aside(session, attempt.key(), aside).await {
+            Ok(_) => {
                 tracing::warn!("an open dead letter holds the message id");
                 Ending::Done(Outcome::Dead)
             }
-            Err(fault) => uncounted("keeping a message beside an open dead letter", &fault),
+            Err(ending) => ending,
+        }
+    }
+
+    /// Begins with the claim of a message that is to be put aside, and may have been processed meanwhile.
+    async fn claim_aside(
+        &mut self,
+        session: Session<Db>,
+        claim: &Claim<'_>,
+    ) -> Result<(Session<Db>, Claimed), Ending> {
+        let shared = Arc::clone(&self.shared);
+        let claims = std::slice::from_ref(claim);
+        let Opened { session, answer } = shared.claim(session, &shared.begin, claims).await.sole();
+        match answer {
+            Ok(claimed) => Ok((session, claimed)),
+            Err(fault) => Err(self.not_claimed(session, fault).await),
+        }
+    }
+
+    /// Keeps a message in the transaction that has won its claim, and gives the claim up with it: "processed" and "put
+    /// aside" exclude each other at every instant. Answers how many attempts are noted in it. Whatever became of an
+    /// error, the next claim finds what is there.
+    async fn put_aside(
+        &mut self,
+        mut session: Session<Db>,
+        key: ClaimKey<'_>,
+        mut aside: Aside<'_>,
+    ) -> Result<u32, Ending> {
+        let what = aside.what();
+        let storing = async {
+            let attempts = match &mut aside {
+                Aside::Parked { message, delay } => {
+                    session.store_message(message, *delay).await?;
+                    0
+                }
+                Aside::Dead {
+                    letter,
+                    existing,
+                    counts,
+                } => {
+                    if let Some(ends_start) = *counts {
+                        letter.attempts =
+                            session.record_failure(key, letter.text, ends_start).await?;
+                    }
+                    session.store_dead_letter(letter, *existing).await?;
+                    letter.attempts
+                }
+            };
+            session.withdraw_claim(key).await?;
+            Ok(attempts)
+        };
+        let attempts = match limited(STATEMENT_LIMIT, what, storing).await {
+            Ok(attempts) => attempts,
+            Err(fault) => return Err(uncounted(what, &fault)),
+        };
+        match self.shared.commit(&mut session).await {
+            Committed::Yes => {
+                self.session = Some(session);
+                Ok(attempts)
+            }
+            Committed::No(error) => Err(uncounted(what, &Fault::Database(error))),
+            Committed::Unknown(text) => {
+                tracing::warn!(error = %text, "the outcome of {what} is unknown; trying again");
+                Err(Ending::uncounted(Why::UnknownCommit))
+            }
         }
     }
 
@@ -1184,7 +1269,7 @@ impl<Db: InboxDatabase> Worker<Db> {
                     consumer,
                     message_id,
                 };
-                self.keep_unless_processed(key, &letter).await
+                self.keep_unless_processed(key, letter).await
             }
             _ => self.keep_without_claim(&letter).await,
         };
@@ -1202,41 +1287,32 @@ impl<Db: InboxDatabase> Worker<Db> {
     async fn keep_unless_processed(
         &mut self,
         key: ClaimKey<'_>,
-        letter: &DeadLetter<'_>,
+        mut letter: DeadLetter<'_>,
     ) -> Ending {
         let Some(session) = self.session_when_available().await else {
             return Ending::Stopping;
         };
-        let shared = Arc::clone(&self.shared);
         let claim = Claim::new(key, letter.envelope);
-        let claims = std::slice::from_ref(&claim);
-        let Opened {
-            mut session,
-            answer,
-        } = shared.claim(session, &shared.begin, claims).await.sole();
-        match answer {
-            Ok(Claimed::Won { .. }) => {}
-            Ok(_) => {
+        let session = match self.claim_aside(session, &claim).await {
+            Ok((session, Claimed::Won { .. })) => session,
+            Ok((session, _)) => {
                 self.put_back(session).await;
                 return Ending::Done(Outcome::Duplicate);
             }
-            Err(fault) => return self.not_claimed(session, fault).await,
-        }
-        let stored = async {
-            session
-                .store_dead_letter(letter, ExistingEntry::Reopen)
-                .await?;
-            session.withdraw_claim(key).await?;
-            session.commit().await
+            Err(ending) => return ending,
         };
-        match limited(STATEMENT_LIMIT, "storing the dead letter", stored).await {
-            Ok(()) => {
-                self.session = Some(session);
-                report_dead(letter);
+        let aside = Aside::Dead {
+            letter: letter.clone(),
+            existing: ExistingEntry::Reopen,
+            counts: Some(false),
+        };
+        match self.put_aside(session, key, aside).await {
+            Ok(attempts) => {
+                letter.attempts = attempts;
+                report_dead(&letter);
                 Ending::Done(Outcome::Dead)
             }
-            // Whatever became of it, storing it again finds the same entry.
-            Err(fault) => uncounted("storing the dead letter", &fault),
+            Err(ending) => ending,
         }
     }
 
@@ -1465,6 +1541,30 @@ impl<Db: InboxDatabase> Shared<Db> {
             Err(fault) => database.note_down(fault.text().as_str()),
         }
         opened
+    }
+}
+
+/// What becomes of a message that is not processed now.
+enum Aside<'a> {
+    /// It waits in the database for its next attempt.
+    Parked {
+        message: WaitingMessage<'a>,
+        delay: Duration,
+    },
+    Dead {
+        letter: DeadLetter<'a>,
+        existing: ExistingEntry,
+        /// Counts the failure that is the reason, and whether that is the end of a counted start.
+        counts: Option<bool>,
+    },
+}
+
+impl Aside<'_> {
+    const fn what(&self) -> &'static str {
+        match self {
+            Self::Parked { .. } => "parking the message",
+            Self::Dead { .. } => "storing the dead letter",
+        }
     }
 }
 

@@ -45,6 +45,22 @@ enum Ready<Db: InboxDatabase> {
     Lane(LaneKey),
 }
 
+/// An end of what waits.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Front,
+    Back,
+}
+
+impl End {
+    fn put<T>(self, waiting: &mut VecDeque<T>, one: T) {
+        match self {
+            Self::Front => waiting.push_front(one),
+            Self::Back => waiting.push_back(one),
+        }
+    }
+}
+
 struct Lane<Db: InboxDatabase> {
     waiting: VecDeque<Job<Db>>,
     /// Whose it is, and how many of its jobs that worker has.
@@ -78,9 +94,27 @@ impl<Db: InboxDatabase> Queue<Db> {
         state.waiting += 1;
         match job.lane {
             None => state.ready.push_back(Ready::Job(job)),
-            Some(key) => state.push_into_lane(key, job),
+            Some(key) => state.put_into_lane(key, job, End::Back),
         }
         drop(state);
+        self.news.notify_one();
+    }
+
+    /// Puts a job back to where it was taken from, in front of all that waits, for whoever is the first to come. Of
+    /// several, the last one goes back first.
+    pub(crate) fn give_back(&self, mut job: Job<Db>) {
+        let turn = job.turn.take();
+        let mut state = self.lock();
+        state.waiting += 1;
+        match job.lane {
+            None => state.ready.push_front(Ready::Job(job)),
+            // Its worker still has it, so that nobody can come in between.
+            Some(key) => state.put_into_lane(key, job, End::Front),
+        }
+        drop(state);
+        if let Some(mut turn) = turn {
+            turn.then = End::Front;
+        }
         self.news.notify_one();
     }
 
@@ -97,6 +131,7 @@ impl<Db: InboxDatabase> Queue<Db> {
         job.turn = job.lane.map(|lane| Turn {
             queue: Arc::clone(self),
             lane,
+            then: End::Back,
         });
         Some(job)
     }
@@ -145,10 +180,10 @@ impl<Db: InboxDatabase> Queue<Db> {
         self.lock().waiting
     }
 
-    /// A worker is done with one job of a lane.
-    fn leave(&self, key: LaneKey) {
+    /// A worker is done with one job of a lane, which goes to this end if it is free.
+    fn leave(&self, key: LaneKey, then: End) {
         let mut state = self.lock();
-        let is_free_for_others = state.leave(key);
+        let is_free_for_others = state.leave(key, then);
         drop(state);
         if is_free_for_others {
             self.news.notify_one();
@@ -162,18 +197,18 @@ impl<Db: InboxDatabase> Queue<Db> {
 }
 
 impl<Db: InboxDatabase> State<Db> {
-    fn push_into_lane(&mut self, key: LaneKey, job: Job<Db>) {
+    fn put_into_lane(&mut self, key: LaneKey, job: Job<Db>, end: End) {
         let lane = self.lanes.entry(key).or_insert_with(|| Lane {
             waiting: VecDeque::new(),
             taken: None,
         });
-        lane.waiting.push_back(job);
+        end.put(&mut lane.waiting, job);
         if lane.waiting.len() > 1 {
             // It is listed already.
             return;
         }
         match lane.taken {
-            None => self.ready.push_back(Ready::Lane(key)),
+            None => end.put(&mut self.ready, Ready::Lane(key)),
             Some((worker, _)) => self.list_as_own(worker, key),
         }
     }
@@ -222,7 +257,7 @@ impl<Db: InboxDatabase> State<Db> {
     }
 
     /// Answers whether the lane became free and has more.
-    fn leave(&mut self, key: LaneKey) -> bool {
+    fn leave(&mut self, key: LaneKey, then: End) -> bool {
         let Some(lane) = self.lanes.get_mut(&key) else {
             return false;
         };
@@ -240,7 +275,7 @@ impl<Db: InboxDatabase> State<Db> {
         for own in &mut self.own {
             own.retain(|own| *own != key);
         }
-        self.ready.push_back(Ready::Lane(key));
+        then.put(&mut self.ready, Ready::Lane(key));
         true
     }
 }
@@ -259,11 +294,13 @@ impl<Db: InboxDatabase> fmt::Debug for Queue<Db> {
 pub(crate) struct Turn<Db: InboxDatabase> {
     queue: Arc<Queue<Db>>,
     lane: LaneKey,
+    /// Where the lane goes when this was the last turn.
+    then: End,
 }
 
 impl<Db: InboxDatabase> Drop for Turn<Db> {
     fn drop(&mut self) {
-        self.queue.leave(self.lane);
+        self.queue.leave(self.lane, self.then);
     }
 }
 

@@ -25,6 +25,11 @@ impl Solitude {
         }
     }
 
+    /// Joins unless somebody is alone, or waits to be.
+    pub(crate) fn try_join(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.places).try_acquire_owned().ok()
+    }
+
     /// Waits for whoever is alone.
     pub(crate) async fn join(&self) -> Option<OwnedSemaphorePermit> {
         // Never closed.

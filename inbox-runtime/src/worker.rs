@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backoff::{self, RetryPolicy};
 use crate::flush::Unflushed;
 use crate::gate::Gate;
-use crate::group::Group;
+use crate::group::{Gathered, Group};
 use crate::hold::Hold;
 use crate::job::{Job, Jobs, Next, Status, Wait, Work};
 use crate::monitor::Monitor;
@@ -77,8 +77,6 @@ pub(crate) struct Worker<Db: InboxDatabase> {
     pub(crate) ahead: Option<Group<Db>>,
     /// Its claims, where the transaction before could make them.
     pub(crate) ahead_opened: Option<Opened<Db, Vec<Claimed>>>,
-    /// A job that was taken from the queue and belongs to no group.
-    pub(crate) put_off: Option<Job<Db>>,
     /// Whether the claims of what comes next may share the round trip of the next commit. Not while this message
     /// needs the session again.
     pub(crate) may_look_ahead: bool,
@@ -102,7 +100,6 @@ impl<Db: InboxDatabase> Worker<Db> {
             session: None,
             ahead: None,
             ahead_opened: None,
-            put_off: None,
             may_look_ahead: false,
             unflushed: Unflushed::new(shared.ack_after_flush),
             company: None,
@@ -116,39 +113,43 @@ impl<Db: InboxDatabase> Worker<Db> {
         let mut cut_off = 0;
         loop {
             let opened = self.ahead_opened.take();
-            let mut group = match self.ahead.take() {
-                Some(group) => Some(group),
+            let mut gathered = match self.ahead.take() {
+                Some(group) => Gathered::Group(group),
                 None => match self.next_job().await {
                     Some(job) => self.gather(job),
                     None => break,
                 },
             };
-            if let Some(group) = group.as_mut().filter(|_| opened.is_none()) {
+            if let Gathered::Group(group) = &mut gathered
+                && opened.is_none()
+            {
                 self.linger(group).await;
             }
-            self.company = match self.company.take() {
-                Some(company) => Some(company),
-                None => self.shared.solitude.join().await,
-            };
-            if let Some(mut group) = group {
-                // A panic in the path itself (a handler's is caught there) must not cost us the worker and, with
-                // it, the deliveries.
-                let running = AssertUnwindSafe(self.run_group(&mut group, opened)).catch_unwind();
-                match running.await {
-                    Ok(of_group) => cut_off += of_group,
-                    Err(_) => {
-                        tracing::error!(
-                            "the delivery path panicked; the messages are kept and tried again"
-                        );
-                        self.session = None;
-                        self.may_look_ahead = false;
-                        // Each alone from here on: one that makes the path panic again must not do that to the rest.
-                        group.reopen();
-                        self.set_aside(&mut group, backoff::misconfigured(1));
+            self.join().await;
+            match gathered {
+                Gathered::Group(mut group) => {
+                    // A panic in the path itself (a handler's is caught there) must not cost us the worker and, with
+                    // it, the deliveries.
+                    let running =
+                        AssertUnwindSafe(self.run_group(&mut group, opened)).catch_unwind();
+                    match running.await {
+                        Ok(of_group) => cut_off += of_group,
+                        Err(_) => {
+                            tracing::error!(
+                                "the delivery path panicked; the messages are kept and tried again"
+                            );
+                            self.session = None;
+                            self.may_look_ahead = false;
+                            // Each alone from here on: one that makes the path panic again must not do that to the rest.
+                            group.reopen();
+                            self.set_aside(&mut group, backoff::misconfigured(1));
+                        }
                     }
                 }
-            } else if let Some(job) = self.put_off.take() {
-                cut_off += usize::from(self.pass(job, None, None).await);
+                Gathered::Alone(job) => {
+                    cut_off += usize::from(self.pass(job, None, None).await);
+                }
+                Gathered::Nothing => {}
             }
             // What is claimed already is not kept waiting for somebody who wants to be alone.
             if self.ahead_opened.is_none() {
@@ -156,12 +157,33 @@ impl<Db: InboxDatabase> Worker<Db> {
                 self.is_alone = false;
             }
         }
-        if let Some(job) = self.put_off.take() {
-            self.shared.hold.until(Instant::now(), job);
+        self.rest().await;
+        cut_off
+    }
+
+    /// Waits for whoever runs alone; a stop ends that, and nothing is started then.
+    async fn join(&mut self) {
+        if self.company.is_some() {
+            return;
         }
+        self.company = self.shared.solitude.try_join();
+        if self.company.is_some() {
+            return;
+        }
+        // It can take as long as a handler, which may need the connection.
+        self.rest().await;
+        let stop = self.shared.stop.clone();
+        self.company = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            company = self.shared.solitude.join() => company,
+        };
+    }
+
+    /// Makes durable and acks what is done, and gives the connection back.
+    pub(crate) async fn rest(&mut self) {
         self.flush().await;
         self.release().await;
-        cut_off
     }
 
     /// Gives the connection back to the pool; one that cannot be reset in time is closed.
@@ -174,9 +196,6 @@ impl<Db: InboxDatabase> Worker<Db> {
     async fn next_job(&mut self) -> Option<Job<Db>> {
         if self.shared.stop.is_cancelled() {
             return None;
-        }
-        if let Some(job) = self.put_off.take() {
-            return Some(job);
         }
         if let Some(job) = self.queue.try_take(self.number) {
             return Some(job);

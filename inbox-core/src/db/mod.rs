@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,8 +107,9 @@ pub trait InboxDatabase: MessageStore + DeadLetterStore + Retention {
         guard: &mut Self::Guard,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Makes a statement that runs on this session end soon, where closing the connection does not.
-    fn interrupt(guard: &Self::Guard);
+    /// Makes a statement that runs on this session end soon, where closing the connection does not. What is answered
+    /// has to run to its end for that, which takes some seconds at most.
+    fn interrupt(guard: &Self::Guard) -> Option<Interruption>;
 
     /// The text that begins a transaction and states everything that it depends on.
     fn begin_text(statements: &Self::Statements, options: &TransactionOptions) -> String;
@@ -259,6 +261,9 @@ pub trait InboxDatabase: MessageStore + DeadLetterStore + Retention {
         usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX)
     }
 }
+
+/// Ends what runs on a session, from outside.
+pub type Interruption = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The key of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -535,7 +540,7 @@ impl Finding {
     /// What is wrong when a pooler hands sessions around and nobody said so.
     pub const SHARED_SESSIONS: &str = "the pool's connections share sessions of the server: a pooler in transaction \
          mode stands between. Connect directly, or in session mode; or add `.behind_transaction_pooler()`, whose \
-         documentation says what the pooler needs";
+         documentation says what the pooler needs (dead letters: `open_behind_transaction_pooler`)";
 
     /// Something that weakens the guarantee in a way that the operator may have chosen.
     pub fn warning(text: impl Into<String>) -> Self {

@@ -2,6 +2,7 @@
 //! is never processed by itself, and what was processed stays so.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use inbox_guarantees::dispatch::InBatches;
@@ -12,7 +13,7 @@ use inbox_guarantees::{
 use inbox_runtime::brokers::MemoryBroker;
 use inbox_runtime::dead_letters::{DeadLetterQuery, DeadLetters, Replay};
 use inbox_runtime::{
-    Envelope, Handler, HandlerError, Inbox, InboxBuilder, MessageId, Tables, Tx, Verdict,
+    Envelope, Handler, HandlerError, Inbox, InboxBuilder, MessageId, State, Tables, Tx, Verdict,
     inbox_handler,
 };
 
@@ -181,4 +182,49 @@ on_each_database! {
         assert_eq!(kept(&sandbox).await, ["m-1:100", "m-1:8"]);
         assert_eq!(sandbox.ledger_rows("m-1").await, 2);
     }
+
+    /// Fails while another process waits to claim another message under its id, and processes that.
+    #[inbox_handler(consumer = "billing", timeout = "50s", max_attempts = 3)]
+    async fn fail_before_another(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(elsewhere): State<Arc<Elsewhere<Db>>>,
+    ) -> Result<(), HandlerError> {
+        bill!(Db, order, id, tx);
+        let mut session = elsewhere.0.acquire().await?;
+        tokio::spawn(async move {
+            let hash = if <Db as sqlx::Database>::NAME == "PostgreSQL" { "'\\x01ff'" } else { "x'01ff'" };
+            let claim = format!("INSERT INTO inbox_processed_messages (message_id, consumer_name, payload_hash) VALUES ('m-1', 'billing', {hash})");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(claim)).execute(&mut *session).await.unwrap();
+        });
+        // Until it waits there.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Err("it fails".into())
+    }
+
+    /// Whether it was this message that was processed meanwhile is looked at here too.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn another_payload_that_was_processed_while_this_one_failed_is_a_collision() {
+        let sandbox = Db::fresh(10).await;
+        let broker = MemoryBroker::new();
+        let inbox = Inbox::builder(sandbox.pool.clone())
+            .source("orders", broker.source("orders"))
+            .register(fail_before_another::handler())
+            .state(Arc::new(Elsewhere(sandbox.another_pool(2).await)))
+            .concurrency(1)
+            .dead_letter_collisions()
+            .build()
+            .await
+            .unwrap();
+        let running = Running::start(inbox);
+        broker.publish("orders", order("m-1"));
+        all_acked(&broker).await;
+        running.stop().await;
+        assert_eq!(kept(&sandbox).await, ["m-1:100"]);
+        assert_eq!((sandbox.claims("m-1").await, sandbox.ledger_total().await), (1, 0));
+    }
 }
+
+/// A pool of another process.
+struct Elsewhere<Db: TestDatabase>(sqlx::Pool<Db>);

@@ -62,6 +62,13 @@ async fn watched<Db: TestDatabase>(builder: InboxBuilder<Db>) -> (Monitor, Runni
     (inbox.monitor(), Running::start(inbox))
 }
 
+/// What two processes share of a message.
+struct Copies<Db: TestDatabase> {
+    runs: Arc<AtomicUsize>,
+    go: Arc<tokio::sync::Semaphore>,
+    pool: sqlx::Pool<Db>,
+}
+
 const COUNTED: &str = "SELECT concat(message_id, ' ', attempts, '+', starts) FROM inbox_attempts";
 
 async fn letters<Db: TestDatabase>(sandbox: &Sandbox<Db>) -> DeadLetters<Db> {
@@ -118,6 +125,119 @@ on_each_database! {
         running.stop().await;
         assert_eq!(sandbox.balance("acc-1").await, 100);
         assert_eq!(sandbox.dead_letters().await, ["collision"], "the other message is gone without a trace");
+    }
+
+    #[inbox_handler(consumer = "billing", on = "Refunded")]
+    async fn refund_only(_order: OrderPlaced, _tx: &mut Tx<Db>) -> Result<(), HandlerError> {
+        Ok(())
+    }
+
+    /// K16: a message that waited for a consumer which does not take its type any more is a dead letter, and holds its
+    /// id like any other: for copies from the broker, for a replay and for a discard.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_dead_letter_of_what_waited_in_vain_holds_its_id() {
+        let sandbox = Db::fresh(6).await;
+        let script = Script::default().once("m-1", [Step::Fail("not today")]);
+        let stage = Stage::start(&sandbox.pool, script, charge_once::handler(), |builder| builder).await;
+        stage.deliver("m-1").await;
+        stage.stop().await;
+        let letters = letters(&sandbox).await;
+        let id = letters.list(&DeadLetterQuery::new()).await.unwrap().entries[0].id;
+        letters.replay(id, "ada").await.unwrap();
+        let stage = Stage::start(&sandbox.pool, Script::default(), refund_only::handler(), |builder| {
+            builder.poll_interval(Duration::from_millis(20))
+        })
+        .await;
+        eventually("nothing waits", || async { parked(&sandbox).await == 0 }).await;
+        stage.stop().await;
+        let open = letters.list(&DeadLetterQuery::new()).await.unwrap().entries;
+        assert_eq!(open.len(), 1);
+        assert_eq!((open[0].reason.as_str(), open[0].attempts), ("unknown_type", 1));
+        let stage = Stage::start(&sandbox.pool, Script::default(), charge::handler(), |builder| {
+            builder.poll_interval(Duration::from_millis(20))
+        })
+        .await;
+        for id in ["m-1", "m-2", "m-1"] {
+            stage.deliver(id).await;
+        }
+        assert_eq!(stage.script.runs("m-1"), 0, "it ran although its dead letter is open");
+        assert_eq!(sandbox.ledger_rows("m-1").await + sandbox.claims("m-1").await, 0);
+        letters.replay(id, "ada").await.unwrap();
+        eventually("the replay", || async { sandbox.ledger_rows("m-1").await == 1 }).await;
+        eventually("nothing waits", || async { parked(&sandbox).await == 0 }).await;
+        stage.deliver("m-1").await;
+        stage.stop().await;
+        for id in ["m-1", "m-2"] {
+            sandbox.assert_stored_once(id).await;
+        }
+        assert_eq!(Db::texts(&sandbox.pool, COUNTED).await, [""; 0]);
+    }
+
+    /// The first run fails while the second, of a copy in another process, waits for its claim. That one goes on when
+    /// the failure is counted, or as good as counted.
+    #[inbox_handler(consumer = "billing", timeout = "50s", max_attempts = 3)]
+    async fn fail_before_a_copy(
+        order: OrderPlaced,
+        tx: &mut Tx<Db>,
+        id: MessageId,
+        State(copies): State<Arc<Copies<Db>>>,
+    ) -> Result<(), HandlerError> {
+        let is_first = copies.runs.fetch_add(1, Ordering::SeqCst) == 0;
+        bill!(Db, order, id, tx);
+        if is_first {
+            let _ = copies.go.acquire().await.unwrap();
+            return Err("the first one fails".into());
+        }
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(1);
+        while tokio::time::Instant::now() < deadline
+            && Db::number(&copies.pool, "SELECT count(*) FROM inbox_attempts").await == 0
+        {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    /// Whoever processed it did not know of the failure, so whoever counted that forgets it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_failure_that_is_counted_while_a_copy_is_processed_elsewhere_is_forgotten() {
+        let sandbox = Db::fresh(10).await;
+        let copies = Arc::new(Copies { runs: Arc::default(), go: Arc::new(tokio::sync::Semaphore::new(0)), pool: sandbox.another_pool(2).await });
+        let mut running = Vec::new();
+        let brokers = [MemoryBroker::new(), MemoryBroker::new()];
+        let claims = Arc::new(AtomicUsize::new(0));
+        for broker in &brokers {
+            let seen = Arc::clone(&claims);
+            let inbox = Inbox::builder(sandbox.another_pool(6).await)
+                .source("orders", broker.source("orders").behave_as(Capabilities::new()))
+                .serve(fail_before_a_copy::handler())
+                .state(copies.clone())
+                .concurrency(1)
+                .retry(RetryPolicy::default().first_delay(Duration::from_millis(50)))
+                .on_step(move |step, _| {
+                    if step == PathStep::BeforeClaim {
+                        seen.fetch_add(1, Ordering::SeqCst);
+                    }
+                })
+                .build()
+                .await
+                .unwrap();
+            running.push(Running::start(inbox));
+        }
+        brokers[0].publish("orders", order("m-1"));
+        eventually("the first run", || async { copies.runs.load(Ordering::SeqCst) == 1 }).await;
+        brokers[1].publish("orders", order("m-1"));
+        eventually("the copy is at its claim", || async { claims.load(Ordering::SeqCst) == 2 }).await;
+        // Until it waits there.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        copies.go.add_permits(1);
+        for broker in &brokers {
+            all_acked(broker).await;
+        }
+        for running in running {
+            running.stop().await;
+        }
+        sandbox.assert_stored_once("m-1").await;
+        assert_eq!(Db::texts(&sandbox.pool, COUNTED).await, [""; 0], "counted against a message that was processed");
     }
 
     /// A count that is gone when the claim is won (here: a person discards the dead letter between the counted start

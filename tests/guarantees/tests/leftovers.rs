@@ -556,3 +556,46 @@ mod on_sqlite {
         Sqlite::assert_clean(&sandbox.pool).await;
     }
 }
+
+/// A HANDLER that is open holds on to its table, and to what its session may read of it.
+mod handlers_of_mysql {
+    use super::*;
+    use sqlx::MySql;
+
+    #[inbox_handler(consumer = "billing", timeout = "5s", max_attempts = 3)]
+    async fn charge(
+        order: OrderPlaced,
+        tx: &mut Tx<MySql>,
+        id: MessageId,
+        State(script): State<Script>,
+    ) -> Result<(), HandlerError> {
+        bill!(MySql, order, id, tx);
+        script.play(&id, tx).await
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_open_handler_ends_with_its_message() {
+        let sandbox = MySql::fresh(4).await;
+        let script = Script::default()
+            .always("m-1", [run("HANDLER accounts OPEN AS left_open")])
+            .always("m-2", [swallow("HANDLER left_open READ FIRST")]);
+        let stage = Stage::start(&sandbox.pool, script, charge::handler(), |builder| {
+            builder.messages_per_transaction(1)
+        })
+        .await;
+        // One after the other on the same worker, also without a pause between them.
+        for _ in 0..3 {
+            stage.publish("m-1");
+            stage.publish("m-2");
+        }
+        all_acked(&stage.broker).await;
+        // ER_UNKNOWN_TABLE
+        assert_eq!(stage.script.answers("m-1"), [""]);
+        assert_eq!(stage.script.answers("m-2"), ["error 42S02"]);
+        for id in ["m-1", "m-2"] {
+            sandbox.assert_stored_once(id).await;
+        }
+        assert_eq!(sandbox.dead_letters().await, [""; 0]);
+        stage.stop().await;
+    }
+}

@@ -11,9 +11,10 @@ use inbox_guarantees::{
     eventually, order,
 };
 use inbox_runtime::brokers::MemoryBroker;
+use inbox_runtime::dead_letters::{DeadLetterError, DeadLetterQuery, DeadLetters};
 use inbox_runtime::{
     Attempt, Capabilities, HandlerError, Inbox, InboxBuilder, MessageId, PurgePolicy, RetryPolicy,
-    Tx, inbox_handler,
+    Tables, Tx, inbox_handler,
 };
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgPool, Postgres, Row as _};
@@ -42,6 +43,11 @@ async fn second_time_lucky(
         1 => Err(HandlerError::new("not yet")),
         _ => Ok(()),
     }
+}
+
+#[inbox_handler(consumer = "billing", on = "OrderPlaced")]
+async fn reject(_order: OrderPlaced, _tx: &mut Tx<Postgres>) -> Result<(), HandlerError> {
+    Err(HandlerError::reject("not today"))
 }
 
 #[inbox_handler(consumer = "billing", on = "Escaping")]
@@ -209,6 +215,97 @@ async fn a_failure_is_counted_and_an_escape_is_told() {
         told.contains("ended the inbox transaction itself"),
         "{told}"
     );
+    assert_untouched(&pool, &sandbox).await;
+}
+
+/// What a person does with dead letters, from several places at once, so that the sessions of the server change hands.
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_are_looked_at_replayed_and_discarded() {
+    const LETTERS: usize = 12;
+    let sandbox = Postgres::fresh(2).await;
+    let pool = pool(through_pooler(&sandbox).statement_cache_capacity(0));
+    let refused = DeadLetters::open(pool.clone(), &Tables::default()).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("open_behind_transaction_pooler"),
+        "{refused}"
+    );
+    let tables = Tables::default();
+    let direct = DeadLetters::open_behind_transaction_pooler(sandbox.pool.clone(), &tables).await;
+    let refused = direct.unwrap_err().to_string();
+    assert!(
+        refused.contains("server_reset_query_always = 1"),
+        "{refused}"
+    );
+    let letters = DeadLetters::open_behind_transaction_pooler(pool.clone(), &Tables::default())
+        .await
+        .unwrap();
+
+    let broker = MemoryBroker::new();
+    let start = async |is_repaired: bool| {
+        let builder = builder(pool.clone())
+            .concurrency(2)
+            .source("orders", broker.source("orders"))
+            .poll_interval(Duration::from_millis(20))
+            .behind_transaction_pooler();
+        let builder = if is_repaired {
+            builder.serve(charge::handler())
+        } else {
+            builder.serve(reject::handler())
+        };
+        Running::start(builder.build().await.unwrap())
+    };
+    let running = start(false).await;
+    for n in 0..LETTERS {
+        broker.publish("orders", order(&format!("m-{n}")));
+    }
+    all_acked(&broker).await;
+    running.stop().await;
+    assert_eq!(sandbox.dead_letters().await, ["rejected"; LETTERS]);
+
+    let running = start(true).await;
+    let query = DeadLetterQuery::new().page_size(5);
+    assert_eq!(letters.count(&query).await.unwrap(), LETTERS as u64);
+    let page = letters.list(&query).await.unwrap();
+    assert_eq!(page.entries.len(), 5);
+    let acts = (0..4).map(|place| {
+        let (letters, page) = (letters.clone(), page.clone());
+        tokio::spawn(async move {
+            let mut discarded = 0;
+            for entry in &page.entries {
+                let shown = letters.show(entry.id).await;
+                match shown {
+                    Ok(shown) => assert_eq!(*shown.payload, *order("any").payload),
+                    Err(error) => {
+                        assert!(matches!(error, DeadLetterError::Unknown { .. }), "{error}");
+                    }
+                }
+                let key = entry.message_id.as_deref().unwrap();
+                if (key == "m-9" || key == "m-8") && place > 1 {
+                    discarded += usize::from(letters.discard(entry.id, "ada").await.is_ok());
+                } else if key != "m-9" && key != "m-8" {
+                    letters.replay(entry.id, "ada").await.unwrap();
+                }
+            }
+            discarded
+        })
+    });
+    let mut discarded = 0;
+    for act in futures_util::future::join_all(acts).await {
+        discarded += act.unwrap();
+    }
+    assert_eq!(discarded, 2);
+    let totals = letters.replay_all(&query, "ada", |_| ()).await.unwrap();
+    assert_eq!(totals.queued, LETTERS as u64 - 5);
+    eventually("what was not discarded is done", || async {
+        sandbox.ledger_total().await == LETTERS as i64 - 2
+    })
+    .await;
+    assert_eq!(letters.count(&query).await.unwrap(), 0);
+    running.stop().await;
+    for n in (0..LETTERS).filter(|n| *n != 8 && *n != 9) {
+        sandbox.assert_stored_once(&format!("m-{n}")).await;
+    }
     assert_untouched(&pool, &sandbox).await;
 }
 

@@ -176,3 +176,65 @@ on_each_database! {
         Db::assert_clean(&sandbox.pool).await;
     }
 }
+
+mod statements_on_mysql {
+    use super::*;
+    use sqlx::MySql;
+
+    #[inbox_handler(consumer = "billing", timeout = "10m")]
+    async fn sleep_on_the_server(
+        order: OrderPlaced,
+        tx: &mut Tx<MySql>,
+        id: MessageId,
+    ) -> Result<(), HandlerError> {
+        bill!(MySql, order, id, tx);
+        sqlx::query("DO SLEEP(600)").execute(&mut *tx).await?;
+        Ok(())
+    }
+
+    /// The server goes on with the statement of a client that is gone, and keeps its locks.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_statement_of_a_handler_that_was_cut_off_has_ended_when_the_process_does() {
+        let sandbox = MySql::fresh(6).await;
+        let url = sandbox.url.clone();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        // A process: nothing goes on in the background when it is over.
+        let process = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let pool = inbox_guarantees::mysql_pool(url.parse().unwrap(), 4).await;
+                let broker = MemoryBroker::new();
+                broker.publish("orders", order("m-1"));
+                let inbox = Inbox::builder(pool)
+                    .source("orders", broker.source("orders"))
+                    .register(sleep_on_the_server::handler())
+                    .concurrency(1)
+                    .grace(Duration::ZERO)
+                    .build()
+                    .await
+                    .unwrap();
+                inbox.run_until(async { drop(stopped.await) }).await
+            })
+        });
+        let at_it = "SELECT count(*) FROM information_schema.PROCESSLIST \
+                     WHERE DB = DATABASE() AND INFO LIKE 'DO SLEEP%'";
+        eventually("the statement runs", || async {
+            MySql::number(&sandbox.pool, at_it).await == 1
+        })
+        .await;
+        stop.send(()).unwrap();
+        let stopped = tokio::task::spawn_blocking(|| process.join().unwrap())
+            .await
+            .unwrap();
+        assert_eq!(stopped.cut_off, 1);
+        eventually("the statement has ended", || async {
+            MySql::number(&sandbox.pool, at_it).await == 0
+        })
+        .await;
+        MySql::assert_clean(&sandbox.pool).await;
+        assert_eq!(sandbox.ledger_total().await, 0);
+    }
+}

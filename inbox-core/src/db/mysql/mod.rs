@@ -28,8 +28,8 @@ use super::dead_letters::DeadLetterStore as _;
 use super::executor::executor_for_tx;
 use super::{
     BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
-    Finding, InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement,
-    TraceOfClaim, driver_text, level, migrations, roll_back_all, uneven_depth,
+    Finding, InboxDatabase, Inspection, Interruption, Kept, MigrationError, Requisites, Sealed,
+    Statement, TraceOfClaim, driver_text, level, migrations, roll_back_all, uneven_depth,
 };
 use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
@@ -166,8 +166,8 @@ impl InboxDatabase for MySql {
         roll_back_all::<Self>(conn).await
     }
 
-    fn interrupt(guard: &MySqlGuard) {
-        guard.interrupt();
+    fn interrupt(guard: &MySqlGuard) -> Option<Interruption> {
+        guard.interrupt()
     }
 
     fn begin_text(statements: &MySqlStatements, options: &TransactionOptions) -> String {

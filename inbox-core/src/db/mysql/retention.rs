@@ -1,4 +1,5 @@
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use sqlx::mysql::{MySqlConnection, MySqlRow};
@@ -11,6 +12,9 @@ use crate::db::retention::{
     Expiring, LOCK_WAIT, PurgeBatch, PurgePosition, Purged, Retention, is_needed,
 };
 use crate::db::stored::microseconds;
+
+/// How long a statement of a batch may take: it goes on when the client is gone, and keeps its locks.
+const STATEMENT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How many rows one statement removes: its text names each of them.
 const AT_ONCE: usize = 5_000;
@@ -71,20 +75,31 @@ impl Retention for MySql {
         batch: &PurgeBatch<'_>,
     ) -> Result<Purged, sqlx::Error> {
         let lock = &statements.retention.lock;
+        // MySQL can limit no statement that writes.
+        let (limit, own_limit) = if statements.flavour.is_mariadb {
+            let limit = format!(", max_statement_time = {}", seconds(STATEMENT_LIMIT));
+            (limit, ", @@max_statement_time")
+        } else {
+            (String::new(), "")
+        };
         // Of the session, which is closed after an error: there are none of a transaction.
         let row = conn
             .fetch_one(sqlx::raw_sql(AssertSqlSafe(format!(
-                "SELECT GET_LOCK('{lock}', 0), @@innodb_lock_wait_timeout"
+                "SELECT GET_LOCK('{lock}', 0), @@innodb_lock_wait_timeout{own_limit}"
             ))))
             .await?;
         if text_of(&row, 0)?.as_deref() != Some("1") {
             return Ok(Purged::Elsewhere);
         }
         let lock_wait = text_of(&row, 1)?.ok_or_else(garbled)?;
-        let purged = batch_of(conn, statements, batch).await?;
-        let restore = format!(
-            "SET SESSION innodb_lock_wait_timeout = {lock_wait}; DO RELEASE_LOCK('{lock}')"
-        );
+        let mut restore = format!("SET SESSION innodb_lock_wait_timeout = {lock_wait}");
+        if !limit.is_empty() {
+            let own_limit = text_of(&row, 2)?.ok_or_else(garbled)?;
+            let _ = write!(restore, ", max_statement_time = {own_limit}");
+        }
+        let purged = batch_of(conn, statements, batch, &limit).await?;
+        // Once for each time that the session took it, or it would stay with the pool's connection.
+        let _ = write!(restore, "; DO RELEASE_LOCK('{lock}')");
         run(conn, restore).await?;
         Ok(purged)
     }
@@ -94,13 +109,14 @@ async fn batch_of(
     conn: &mut MySqlConnection,
     statements: &MySqlStatements,
     batch: &PurgeBatch<'_>,
+    limit: &str,
 ) -> Result<Purged, sqlx::Error> {
     let statements = match batch.rows {
         Expiring::Claims => &statements.retention.claims,
         Expiring::Attempts => &statements.retention.attempts,
     };
     let begin = format!(
-        "SET SESSION innodb_lock_wait_timeout = {}; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+        "SET SESSION innodb_lock_wait_timeout = {}{limit}; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
          START TRANSACTION",
         seconds(LOCK_WAIT)
     );

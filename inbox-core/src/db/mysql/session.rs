@@ -9,7 +9,7 @@ use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, MySql, Pool, Row as _,
 };
 
-use super::{Flavour, backquoted, literal, run};
+use super::{Flavour, Interruption, backquoted, literal, run};
 
 /// How long an attempt to end a statement may take.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(10);
@@ -199,7 +199,8 @@ impl MySqlGuard {
             return Ok(());
         }
         Err(sqlx::Error::Protocol(
-            "a handler left its session with another database, role or binary logging, or with temporary tables"
+            "a handler left its session with another database, role or binary logging, or with temporary tables or an \
+             open HANDLER"
                 .to_owned(),
         ))
     }
@@ -263,16 +264,15 @@ impl MySqlGuard {
 
     /// Ends what runs on the session, on a connection of its own: the server goes on with the statement of a client
     /// that is gone, and keeps its locks.
-    pub(super) fn interrupt(&self) {
+    pub(super) fn interrupt(&self) -> Option<Interruption> {
         if self.is_committing || self.transaction.is_none() {
-            return;
+            return None;
         }
-        if let Some(interrupt) = self.interrupt.clone() {
+        let interrupt = self.interrupt.clone()?;
+        Some(Box::pin(async move {
             // Whatever goes wrong, the time limits of the session end it later.
-            sqlx_core::rt::spawn(async move {
-                let _ = sqlx_core::rt::timeout(INTERRUPT_LIMIT, interrupt.run()).await;
-            });
-        }
+            let _ = sqlx_core::rt::timeout(INTERRUPT_LIMIT, interrupt.run()).await;
+        }))
     }
 }
 
@@ -282,10 +282,11 @@ fn state_expression(flavour: Flavour) -> String {
         "HEX(COALESCE(DATABASE(), '')), HEX(COALESCE(CURRENT_ROLE(), '')), @@sql_log_bin"
             .to_owned();
     if flavour.is_mariadb {
-        // The only trace that a temporary table leaves. One that was dropped again costs the session too.
+        // The only trace that a temporary table or an open HANDLER leaves. One that was dropped or closed again costs
+        // the session too.
         parts.push_str(
-            ", (SELECT VARIABLE_VALUE FROM information_schema.SESSION_STATUS \
-             WHERE VARIABLE_NAME = 'Com_create_temporary_table')",
+            ", (SELECT SUM(VARIABLE_VALUE) FROM information_schema.SESSION_STATUS \
+             WHERE VARIABLE_NAME IN ('Com_create_temporary_table', 'Com_ha_open'))",
         );
     }
     format!("CONCAT_WS('/', {parts})")

@@ -13,8 +13,9 @@ use self::dead_letters::DeadLetterStatements;
 use super::executor::executor_for_tx;
 use super::{
     BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
-    Finding, InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement,
-    TraceOfClaim, driver_text, level, migrations, roll_back_all, schema_findings, uneven_depth,
+    Finding, InboxDatabase, Inspection, Interruption, Kept, MigrationError, Requisites, Sealed,
+    Statement, TraceOfClaim, driver_text, level, migrations, roll_back_all, schema_findings,
+    uneven_depth,
 };
 use crate::dead_letter::{DeadLetterReason, FailureText};
 use crate::handler::Isolation;
@@ -345,8 +346,9 @@ impl InboxDatabase for Postgres {
         roll_back_all::<Self>(conn).await
     }
 
-    fn interrupt(_guard: &PostgresGuard) {
+    fn interrupt(_guard: &PostgresGuard) -> Option<Interruption> {
         // Closing the connection ends the statement: `client_connection_check_interval` is set.
+        None
     }
 
     fn begin_text(statements: &PostgresStatements, options: &TransactionOptions) -> String {

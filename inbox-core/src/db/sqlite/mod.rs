@@ -13,8 +13,8 @@ use super::dead_letters::{DeadLetterStore as _, holds};
 use super::executor::executor_for_tx;
 use super::{
     BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
-    Finding, InboxDatabase, Inspection, Kept, MigrationError, Requisites, Sealed, Statement,
-    TraceOfClaim, driver_text, migrations, roll_back_all, schema_findings, uneven_depth,
+    Finding, InboxDatabase, Inspection, Interruption, Kept, MigrationError, Requisites, Sealed,
+    Statement, TraceOfClaim, driver_text, migrations, roll_back_all, schema_findings, uneven_depth,
 };
 use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
@@ -233,8 +233,9 @@ impl InboxDatabase for Sqlite {
         set_busy_timeout(conn, guard.busy_timeout).await
     }
 
-    fn interrupt(guard: &SqliteGuard) {
+    fn interrupt(guard: &SqliteGuard) -> Option<Interruption> {
         guard.interrupted.store(true, Ordering::Release);
+        None
     }
 
     fn begin_text(_statements: &SqliteStatements, options: &TransactionOptions) -> String {
