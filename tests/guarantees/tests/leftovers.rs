@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use futures_util::StreamExt as _;
+use inbox_guarantees::dispatch::is_shared;
 use inbox_guarantees::script::{Script, Stage, Step, run, swallow};
 use inbox_guarantees::{
     OrderPlaced, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database,
@@ -585,8 +586,13 @@ mod handlers_of_mysql {
         .await;
         // One after the other on the same worker, also without a pause between them.
         for _ in 0..3 {
-            stage.publish("m-1");
-            stage.publish("m-2");
+            for id in ["m-1", "m-2"] {
+                stage.publish(id);
+                // In a batch they would be one piece of work.
+                if is_shared() {
+                    all_acked(&stage.broker).await;
+                }
+            }
         }
         all_acked(&stage.broker).await;
         // ER_UNKNOWN_TABLE
