@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use inbox_guarantees::dispatch::{Serve as _, assert_runs, in_one_transaction, runs};
+use inbox_guarantees::dispatch::{Serve as _, assert_runs, in_one_transaction};
 use inbox_guarantees::outage::OwnDatabase;
 use inbox_guarantees::proxy::{AtCommit, Proxied as _};
 use inbox_guarantees::script::{Script, ScriptDatabase, Stage, Step, run};
