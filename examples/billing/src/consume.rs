@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use inbox_runtime::brokers::{QueueKind, RabbitMq};
 use inbox_runtime::{HandlerError, Inbox, State, Tx, inbox_handler};
 use sqlx::Postgres;
 
-use crate::{OrderPlaced, QUEUE, amqp_url, database};
+use crate::broker::Broker;
+use crate::{OrderPlaced, database};
 
 /// How long each handler dawdles.
 #[derive(Debug, Clone, Copy)]
@@ -53,19 +53,16 @@ async fn write_receipt(
     Ok(())
 }
 
-pub(crate) async fn consume(slow: bool) -> Result<bool, String> {
-    let url = amqp_url()?;
+pub(crate) async fn consume(broker: Broker, slow: bool) -> Result<bool, String> {
     let pool = database().await?;
     let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| "warn,inbox_runtime=info".to_owned());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)
         .init();
-    let inbox = Inbox::builder(pool)
-        .source(
-            "orders",
-            RabbitMq::new(url).queue(QUEUE).declare(QueueKind::Classic),
-        )
+    let inbox = broker
+        .source(Inbox::builder(pool))
+        .await?
         .register(charge::handler())
         .register(write_receipt::handler())
         .state(Pause(Duration::from_millis(if slow { 25 } else { 0 })))
@@ -74,7 +71,8 @@ pub(crate) async fn consume(slow: bool) -> Result<bool, String> {
         .await
         .map_err(|error| error.to_string())?;
     println!(
-        "consuming {QUEUE}; end it with Ctrl-C, or the hard way: kill -9 {}",
+        "consuming {}; end it with Ctrl-C, or the hard way: kill -9 {}",
+        broker.destination(),
         std::process::id()
     );
     inbox.run_until(shutdown_signal()).await;

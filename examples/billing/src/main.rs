@@ -1,11 +1,15 @@
 //! One event, two consumers: every order is charged once and gets one receipt, whatever is killed meanwhile.
 //!
-//! It needs a RabbitMQ and a PostgreSQL server, and keeps to a queue and tables of its own there:
+//! It needs a PostgreSQL server and one of RabbitMQ, Kafka and NATS JetStream, and keeps to tables and a queue (topic,
+//! stream) of its own there:
 //!
 //! ```text
-//! export AMQP_URL=amqp://guest:guest@localhost:5672/%2f
 //! export DATABASE_URL=postgres://user:password@localhost:5432/app
+//! export AMQP_URL=amqp://guest:guest@localhost:5672/%2f
 //! ```
+//!
+//! (`--broker kafka`, with `--features kafka`, takes KAFKA_BROKERS=localhost:9092 instead of AMQP_URL, and `--broker nats`
+//! takes NATS_URL=nats://localhost:4222: the handlers are the same, `broker.rs` is all that differs.)
 //!
 //! In one terminal, slowly, so that there is time to kill it:
 //!
@@ -32,28 +36,27 @@
 //! repeats the same ids each time, as a producer does that was restarted, and `check` knows what must have come of
 //! them without asking anybody.
 
+mod broker;
 mod consume;
 mod produce;
 
 use std::process::ExitCode;
 
+use broker::Broker;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
 
 const HELP: &str = "\
-One event, two consumers, on RabbitMQ and PostgreSQL.
+One event, two consumers, on PostgreSQL and a broker of your choice.
 
-usage: billing COMMAND
+usage: billing COMMAND [--broker rabbitmq|kafka|nats]
 
-  consume [--slow]   charge orders and write receipts until Ctrl-C; declares the queue, makes the tables
+  consume [--slow]   charge orders and write receipts until Ctrl-C; makes the queue and the tables
   produce COUNT      send orders 1 to COUNT; again: the same ones again
   check COUNT        compare the database with what orders 1 to COUNT must have come to
 
-environment: AMQP_URL (consume, produce), DATABASE_URL (consume, check)
+environment: DATABASE_URL (consume, check), and for consume and produce AMQP_URL, KAFKA_BROKERS or NATS_URL
 exit status: 0 done, 1 the check found a difference, 2 it could not run";
-
-/// The queue of this example.
-const QUEUE: &str = "inbox-example.orders";
 
 /// The event, as the producer makes it and both consumers take it.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
@@ -79,7 +82,11 @@ fn main() -> ExitCode {
         .skip(1)
         .map(|arg| arg.to_string_lossy().into_owned())
         .collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let broker = match chosen_broker(&mut args) {
+        Ok(broker) => broker,
+        Err(problem) => return failed(&problem),
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -88,10 +95,10 @@ fn main() -> ExitCode {
         Err(error) => return failed(&format!("no runtime: {error}")),
     };
     let answer = match args.as_slice() {
-        ["consume"] => runtime.block_on(consume::consume(false)),
-        ["consume", "--slow"] => runtime.block_on(consume::consume(true)),
+        ["consume"] => runtime.block_on(consume::consume(broker, false)),
+        ["consume", "--slow"] => runtime.block_on(consume::consume(broker, true)),
         ["produce", count] => match number_of_orders(count) {
-            Ok(count) => runtime.block_on(produce::produce(count)),
+            Ok(count) => runtime.block_on(produce::produce(broker, count)),
             Err(problem) => Err(problem),
         },
         ["check", count] => match number_of_orders(count) {
@@ -113,6 +120,19 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::from(1),
         Err(problem) => failed(&problem),
     }
+}
+
+/// Takes `--broker NAME` out of the arguments, wherever it is.
+fn chosen_broker(args: &mut Vec<&str>) -> Result<Broker, String> {
+    let Some(place) = args.iter().position(|arg| *arg == "--broker") else {
+        return Ok(Broker::RabbitMq);
+    };
+    let name = args
+        .get(place + 1)
+        .ok_or_else(|| format!("--broker needs a name\n\n{HELP}"))?;
+    let broker = Broker::named(name)?;
+    args.drain(place..place + 2);
+    Ok(broker)
 }
 
 fn failed(problem: &str) -> ExitCode {
@@ -137,10 +157,6 @@ fn environment(name: &str, example: &str) -> Result<String, String> {
         )),
         Err(std::env::VarError::NotUnicode(_)) => Err(format!("{name} is not UTF-8 text")),
     }
-}
-
-fn amqp_url() -> Result<String, String> {
-    environment("AMQP_URL", "amqp://guest:guest@localhost:5672/%2f")
 }
 
 /// Connects, and makes the tables of this example.

@@ -2,21 +2,16 @@
 
 use std::time::Duration;
 
-use inbox_runtime::brokers::RabbitMq;
-use inbox_runtime::{Envelope, PublishError, Publisher, Source as _};
+use inbox_runtime::{Envelope, PublishError, Publisher};
 
-use crate::{OrderPlaced, QUEUE, amqp_url};
+use crate::OrderPlaced;
+use crate::broker::Broker;
 
 /// How often one order is tried.
 const TRIES: u32 = 5;
 
-pub(crate) async fn produce(count: u32) -> Result<bool, String> {
-    let broker = RabbitMq::new(amqp_url()?);
-    // A url that can never work is not tried again and again.
-    if let Some(problem) = broker.queue(QUEUE).problems().first() {
-        return Err(format!("AMQP_URL: {problem}"));
-    }
-    let publisher = broker.publisher().confirm_limit(Duration::from_secs(5));
+pub(crate) async fn produce(broker: Broker, count: u32) -> Result<bool, String> {
+    let publisher = broker.publisher()?;
     let mut sent: u64 = 0;
     for number in 1..=count {
         let order = OrderPlaced::numbered(number);
@@ -28,7 +23,7 @@ pub(crate) async fn produce(count: u32) -> Result<bool, String> {
         // Every tenth as if its confirm had been lost: the producer cannot know, so it sends it again.
         let times = if number.is_multiple_of(10) { 2 } else { 1 };
         for _ in 0..times {
-            publish(&publisher, &envelope, &order.order).await?;
+            publish(&*publisher, broker.destination(), &envelope, &order.order).await?;
             sent += 1;
         }
         if number.is_multiple_of(1000) {
@@ -40,16 +35,17 @@ pub(crate) async fn produce(count: u32) -> Result<bool, String> {
 }
 
 async fn publish(
-    publisher: &impl Publisher,
+    publisher: &dyn Publisher,
+    destination: &str,
     envelope: &Envelope,
     order: &str,
 ) -> Result<(), String> {
     for tried in 1..=TRIES {
-        match publisher.publish(QUEUE, envelope).await {
+        match publisher.publish(destination, envelope).await {
             Ok(()) => return Ok(()),
             Err(error @ PublishError::Unroutable { .. }) => {
                 return Err(format!(
-                    "{error}\n  help: start `cargo run -p billing -- consume` first, it declares the queue"
+                    "{error}\n  help: start `cargo run -p billing -- consume` first, it makes the queue"
                 ));
             }
             Err(error) if tried == TRIES => {
