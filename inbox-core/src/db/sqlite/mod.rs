@@ -1,10 +1,11 @@
 //! SQLite: one writer, a file, `BEGIN IMMEDIATE`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Pool, Row as _, Sqlite};
 use sqlx_core::transaction::TransactionManager;
 
@@ -55,9 +56,9 @@ impl Dialect for Sqlite {
 /// Statement texts of SQLite, resolved at start-up.
 #[derive(Debug)]
 pub struct SqliteStatements {
-    claim: Statement,
-    history: Statement,
-    payload_hash: Statement,
+    claims: ForMany,
+    payload_hashes: ForMany,
+    count_claims: ForMany,
     trace: Statement,
     withdraw: Statement,
     dead_letters: DeadLetterStatements,
@@ -87,6 +88,20 @@ pub struct SqliteGuard {
     temporary: Vec<(String, String)>,
     /// Its settings and databases then.
     settings: String,
+}
+
+impl SqliteGuard {
+    /// How many temporary objects the session has, or an error when a handler changed what cannot be taken back: the
+    /// session is closed then.
+    fn same_settings(&self, (settings, temporary): (String, i64)) -> Result<i64, sqlx::Error> {
+        if settings == self.settings {
+            return Ok(temporary);
+        }
+        Err(sqlx::Error::Protocol(
+            "a handler changed the settings or databases of its session (PRAGMA, ATTACH)"
+                .to_owned(),
+        ))
+    }
 }
 
 impl InboxDatabase for Sqlite {
@@ -195,7 +210,7 @@ impl InboxDatabase for Sqlite {
             .await?;
         set_busy_timeout(conn, milliseconds(statements.claim_wait)).await?;
         let temporary = temporary(conn).await?;
-        let settings = settings(conn).await?;
+        let (settings, _) = state(conn).await?;
         let armed = Arc::new(AtomicBool::new(false));
         let interrupted = Arc::new(AtomicBool::new(false));
         let mut handle = conn.lock_handle().await?;
@@ -229,7 +244,7 @@ impl InboxDatabase for Sqlite {
             handle.remove_progress_handler();
         }
         drop_leftovers(conn, guard).await?;
-        same_settings(conn, guard).await?;
+        guard.same_settings(state(conn).await?)?;
         set_busy_timeout(conn, guard.busy_timeout).await
     }
 
@@ -254,16 +269,12 @@ impl InboxDatabase for Sqlite {
         guard: &mut SqliteGuard,
         claims: &Claims<'_>,
     ) -> Result<Vec<Claimed>, sqlx::Error> {
-        Self::begin(conn, guard, claims.begin).await?;
-        let mut answers = Vec::with_capacity(claims.claims.len());
-        for claim in claims.claims {
-            answers.push(statements.claim(conn, claim).await?);
-        }
         guard.step = None;
         // A name that no handler can have chosen: COMMIT and BEGIN, or a rollback, lose it.
         guard.fence = format!("inbox_fence_{:016x}", fastrand::u64(..));
-        execute(conn, format!("SAVEPOINT {}", guard.fence)).await?;
-        Ok(answers)
+        let begin = format!("{}; SAVEPOINT {}", claims.begin, guard.fence);
+        Self::begin(conn, guard, &begin.into()).await?;
+        statements.claim(conn, claims.claims).await
     }
 
     async fn begin(
@@ -272,11 +283,8 @@ impl InboxDatabase for Sqlite {
         text: &Arc<str>,
     ) -> Result<(), sqlx::Error> {
         SqliteTransactionManager::begin(conn, Some(driver_text(text))).await?;
-        same_settings(conn, guard).await?;
+        let temporary = guard.same_settings(state(conn).await?)?;
         // Before the first write: a handler's temporary trigger could swallow it.
-        let temporary: i64 = sqlx::query_scalar(COUNT_TEMPORARY)
-            .fetch_one(&mut *conn)
-            .await?;
         if usize::try_from(temporary) != Ok(guard.temporary.len()) {
             drop_leftovers(conn, guard).await?;
         }
@@ -302,12 +310,16 @@ impl InboxDatabase for Sqlite {
     }
 
     async fn step(conn: &mut SqliteConnection, guard: &mut SqliteGuard) -> Result<(), sqlx::Error> {
-        match &guard.step {
-            Some(last) => execute(conn, format!("RELEASE {last}")).await?,
-            None => guard.step = Some(format!("inbox_step_{:016x}", fastrand::u64(..))),
-        }
-        let step = guard.step.as_deref().unwrap_or_default();
-        execute(conn, format!("SAVEPOINT {step}")).await
+        let text = match &guard.step {
+            Some(last) => format!("RELEASE {last}; SAVEPOINT {last}"),
+            None => {
+                let first = format!("inbox_step_{:016x}", fastrand::u64(..));
+                let text = format!("SAVEPOINT {first}");
+                guard.step = Some(first);
+                text
+            }
+        };
+        execute(conn, text).await
     }
 
     async fn take_back(
@@ -339,7 +351,8 @@ impl InboxDatabase for Sqlite {
     ) -> Result<(), sqlx::Error> {
         roll_back_all::<Self>(conn).await?;
         // Here and not with the next BEGIN, so that the failure that led here is counted, on another session.
-        same_settings(conn, guard).await
+        guard.same_settings(state(conn).await?)?;
+        Ok(())
     }
 
     fn is_known_rollback(error: &sqlx::Error) -> bool {
@@ -357,21 +370,17 @@ impl InboxDatabase for Sqlite {
         _guard: &mut SqliteGuard,
         keys: &[ClaimKey<'_>],
     ) -> Result<Vec<Existing>, sqlx::Error> {
-        let mut existing = Vec::with_capacity(keys.len());
-        for key in keys {
-            let row: Option<SqliteRow> = sqlx::query(statements.payload_hash.text())
-                .bind(key.message_id)
-                .bind(key.consumer)
-                .fetch_optional(&mut *conn)
-                .await?;
-            existing.push(match row {
-                None => Existing::Absent,
-                Some(row) => Existing::Claim {
-                    payload_hash: row.try_get(0)?,
-                },
-            });
+        let mut hashes: HashMap<String, _> = HashMap::with_capacity(keys.len());
+        for (statement, keys) in statements.payload_hashes.pieces(keys) {
+            for row in by_keys(statement, keys).fetch_all(&mut *conn).await? {
+                hashes.insert(row.try_get(0)?, row.try_get(1)?);
+            }
         }
-        Ok(existing)
+        let existing = |key: &ClaimKey<'_>| match hashes.remove(key.message_id) {
+            None => Existing::Absent,
+            Some(payload_hash) => Existing::Claim { payload_hash },
+        };
+        Ok(keys.iter().map(existing).collect())
     }
 
     async fn dismiss(
@@ -496,31 +505,37 @@ impl SqliteStatements {
     async fn claim(
         &self,
         conn: &mut SqliteConnection,
-        claim: &Claim<'_>,
-    ) -> Result<Claimed, sqlx::Error> {
-        let inserted = sqlx::query(self.claim.text())
-            .bind(claim.key.message_id)
-            .bind(claim.key.consumer)
-            .bind(claim.message_type.as_deref())
-            .bind(claim.correlation_id.as_deref())
-            .bind(claim.payload_hash.as_bytes())
-            .fetch_optional(&mut *conn)
-            .await?;
-        let Some(inserted) = inserted else {
-            return Ok(Claimed::Duplicate);
+        claims: &[Claim<'_>],
+    ) -> Result<Vec<Claimed>, sqlx::Error> {
+        let mut won = HashMap::with_capacity(claims.len());
+        for (statement, claims) in self.claims.pieces(claims) {
+            let mut query = sqlx::query(statement.text());
+            if let [claim, ..] = claims {
+                query = query.bind(claim.key.consumer);
+            }
+            for claim in claims {
+                query = query
+                    .bind(claim.key.message_id)
+                    .bind(claim.message_type.as_deref())
+                    .bind(claim.correlation_id.as_deref())
+                    .bind(claim.payload_hash.as_bytes());
+            }
+            for row in query.fetch_all(&mut *conn).await? {
+                let claimed = Claimed::Won {
+                    counted: Counted::new(row.try_get(2)?, row.try_get(3)?),
+                    kept: Kept::of(row.try_get(4)?, row.try_get(5)?),
+                    // SQLite has no transaction ids. While this transaction is open nobody else can claim, so the
+                    // time of another one's claim is a later one.
+                    mark: Some(row.try_get(1)?),
+                };
+                won.insert(row.try_get::<String, _>(0)?, claimed);
+            }
+        }
+        let claimed = |claim: &Claim<'_>| {
+            won.remove(claim.key.message_id)
+                .unwrap_or(Claimed::Duplicate)
         };
-        let history = sqlx::query(self.history.text())
-            .bind(claim.key.message_id)
-            .bind(claim.key.consumer)
-            .fetch_one(conn)
-            .await?;
-        Ok(Claimed::Won {
-            counted: Counted::new(history.try_get(0)?, history.try_get(1)?),
-            kept: Kept::of(history.try_get(2)?, history.try_get(3)?),
-            // SQLite has no transaction ids. While this transaction is open nobody else can claim, so the time
-            // of another one's claim is a later one.
-            mark: Some(inserted.try_get(0)?),
-        })
+        Ok(claims.iter().map(claimed).collect())
     }
 
     /// Fence, the forgetting of failures and COMMIT.
@@ -530,10 +545,11 @@ impl SqliteStatements {
         guard: &mut SqliteGuard,
         done: &Done<'_>,
     ) -> Sealed {
-        for key in done.keys {
-            match Sqlite::trace(conn, self, *key, None).await {
-                Ok(TraceOfClaim::Absent) => return Sealed::Gone,
-                Ok(_) => {}
+        for (statement, keys) in self.count_claims.pieces(done.keys) {
+            let counted = by_keys(statement, keys).fetch_one(&mut *conn).await;
+            match counted.and_then(|row| row.try_get::<i64, _>(0)) {
+                Ok(counted) if usize::try_from(counted) == Ok(keys.len()) => {}
+                Ok(_) => return Sealed::Gone,
                 Err(error) => return Sealed::Unproven(error),
             }
         }
@@ -575,23 +591,39 @@ impl SqliteStatements {
         let attempts = qualified(tables.attempts_name());
         let messages = qualified(tables.messages_name());
         let key = "message_id = ?1 AND consumer_name = ?2";
+        // RETURNING knows the row by its table alone.
+        let claimed = quoted(tables.processed_name());
+        let same = format!(
+            "kept.message_id = {claimed}.message_id AND kept.consumer_name = {claimed}.consumer_name"
+        );
         let now = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
         Self {
-            claim: Statement::new(format!(
-                "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
-                 VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (message_id, consumer_name) DO NOTHING \
-                 RETURNING received_at"
-            )),
-            history: Statement::new(format!(
-                "SELECT COALESCE((SELECT attempts FROM {attempts} WHERE {key}), 0), \
-                 COALESCE((SELECT starts FROM {attempts} WHERE {key}), 0), \
-                 EXISTS (SELECT 1 FROM {dead_letters} WHERE {key} AND replayed_at IS NULL AND {holds}), \
-                 EXISTS (SELECT 1 FROM {messages} WHERE {key} AND status <> 'done')",
-                holds = holds()
-            )),
-            payload_hash: Statement::new(format!(
-                "SELECT payload_hash FROM {processed} WHERE {key}"
-            )),
+            claims: ForMany::new(|rows| {
+                let parameters = |at: usize| {
+                    let [id, kind, correlation, hash] =
+                        std::array::from_fn(|part| 2 + 4 * at + part);
+                    format!("(?{id}, ?1, ?{kind}, ?{correlation}, ?{hash})")
+                };
+                format!(
+                    "INSERT INTO {processed} (message_id, consumer_name, message_type, correlation_id, payload_hash) \
+                     VALUES {values} ON CONFLICT (message_id, consumer_name) DO NOTHING RETURNING message_id, received_at, \
+                     COALESCE((SELECT attempts FROM {attempts} AS kept WHERE {same}), 0), \
+                     COALESCE((SELECT starts FROM {attempts} AS kept WHERE {same}), 0), \
+                     EXISTS (SELECT 1 FROM {dead_letters} AS kept WHERE {same} AND replayed_at IS NULL AND {holds}), \
+                     EXISTS (SELECT 1 FROM {messages} AS kept WHERE {same} AND status <> 'done')",
+                    values = listed(rows, parameters),
+                    holds = holds()
+                )
+            }),
+            payload_hashes: ForMany::new(|keys| {
+                format!(
+                    "SELECT message_id, payload_hash FROM {processed} WHERE {}",
+                    of_keys(keys)
+                )
+            }),
+            count_claims: ForMany::new(|keys| {
+                format!("SELECT count(*) FROM {processed} WHERE {}", of_keys(keys))
+            }),
             trace: Statement::new(format!("SELECT received_at FROM {processed} WHERE {key}")),
             withdraw: Statement::new(format!("DELETE FROM {processed} WHERE {key}")),
             dead_letters: DeadLetterStatements::new(tables),
@@ -626,6 +658,51 @@ impl SqliteStatements {
     }
 }
 
+/// A statement for each of some numbers of rows: many rows are asked for by a few of them, and all of them stay
+/// prepared.
+#[derive(Debug)]
+struct ForMany([(usize, Statement); 4]);
+
+impl ForMany {
+    fn new(text: impl Fn(usize) -> String) -> Self {
+        Self([64, 16, 4, 1].map(|rows| (rows, Statement::new(text(rows)))))
+    }
+
+    /// The rows in pieces, each with its statement.
+    fn pieces<'a, T>(
+        &'a self,
+        mut rows: &'a [T],
+    ) -> impl Iterator<Item = (&'a Statement, &'a [T])> {
+        std::iter::from_fn(move || {
+            let (size, statement) = self.0.iter().find(|(size, _)| *size <= rows.len())?;
+            let (piece, rest) = rows.split_at(*size);
+            rows = rest;
+            Some((statement, piece))
+        })
+    }
+}
+
+/// What is said of each of so many rows, with `,` between them.
+fn listed(rows: usize, one: impl Fn(usize) -> String) -> String {
+    (0..rows).map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// The claims with so many keys of one consumer, as [`by_keys`] binds them.
+fn of_keys(keys: usize) -> String {
+    let ids = listed(keys, |at| format!("?{}", 2 + at));
+    format!("consumer_name = ?1 AND message_id IN ({ids})")
+}
+
+fn by_keys<'q>(
+    statement: &Statement,
+    keys: &'q [ClaimKey<'q>],
+) -> sqlx::query::Query<'q, Sqlite, sqlx::sqlite::SqliteArguments> {
+    let consumer = keys.first().map(|key| key.consumer);
+    let query = sqlx::query(statement.text()).bind(consumer);
+    keys.iter()
+        .fold(query, |query, key| query.bind(key.message_id))
+}
+
 async fn set_busy_timeout(
     conn: &mut SqliteConnection,
     milliseconds: i64,
@@ -633,9 +710,21 @@ async fn set_busy_timeout(
     execute(conn, format!("PRAGMA busy_timeout = {milliseconds}")).await
 }
 
-/// What a handler can change for those who come after it on its connection: databases and settings. SQLite has no
-/// way to take it all back.
-const SETTINGS: &str = "SELECT (SELECT group_concat(name || '=' || file) FROM pragma_database_list WHERE name <> 'temp') \
+/// Temporary tables, views and triggers; what SQLite makes for itself goes with them.
+macro_rules! of_temporary {
+    ($what:literal) => {
+        concat!(
+            "SELECT ",
+            $what,
+            " FROM temp.sqlite_schema WHERE type <> 'index' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+        )
+    };
+}
+
+/// What a handler can change for those who come after it on its connection: databases and settings, which SQLite has no
+/// way to take all back, and how many temporary objects there are.
+const STATE: &str = concat!(
+    "SELECT (SELECT group_concat(name || '=' || file) FROM pragma_database_list WHERE name <> 'temp') \
      || ',' || (SELECT * FROM pragma_foreign_keys) \
      || ',' || (SELECT * FROM pragma_recursive_triggers) \
      || ',' || (SELECT * FROM pragma_ignore_check_constraints) \
@@ -649,40 +738,19 @@ const SETTINGS: &str = "SELECT (SELECT group_concat(name || '=' || file) FROM pr
      || ',' || (SELECT * FROM pragma_automatic_index) \
      || ',' || (SELECT * FROM pragma_cell_size_check) \
      || ',' || (SELECT * FROM pragma_secure_delete) \
-     || ',' || (SELECT * FROM pragma_synchronous)";
+     || ',' || (SELECT * FROM pragma_synchronous), (",
+    of_temporary!("count(*)"),
+    ")"
+);
 
-async fn settings(conn: &mut SqliteConnection) -> Result<String, sqlx::Error> {
-    sqlx::query_scalar(SETTINGS).fetch_one(conn).await
+async fn state(conn: &mut SqliteConnection) -> Result<(String, i64), sqlx::Error> {
+    sqlx::query_as(STATE).fetch_one(conn).await
 }
-
-/// An error when a handler changed what cannot be taken back: the session is closed then.
-async fn same_settings(
-    conn: &mut SqliteConnection,
-    guard: &SqliteGuard,
-) -> Result<(), sqlx::Error> {
-    if settings(conn).await? == guard.settings {
-        return Ok(());
-    }
-    Err(sqlx::Error::Protocol(
-        "a handler changed the settings or databases of its session (PRAGMA, ATTACH)".to_owned(),
-    ))
-}
-
-/// Temporary tables, views and triggers; what SQLite makes for itself goes with them.
-macro_rules! of_temporary {
-    ($what:literal) => {
-        concat!(
-            "SELECT ",
-            $what,
-            " FROM temp.sqlite_schema WHERE type <> 'index' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
-        )
-    };
-}
-const COUNT_TEMPORARY: &str = of_temporary!("count(*)");
-const LIST_TEMPORARY: &str = of_temporary!("type, name");
 
 async fn temporary(conn: &mut SqliteConnection) -> Result<Vec<(String, String)>, sqlx::Error> {
-    sqlx::query_as(LIST_TEMPORARY).fetch_all(conn).await
+    sqlx::query_as(of_temporary!("type, name"))
+        .fetch_all(conn)
+        .await
 }
 
 /// Drops the temporary objects that handlers left: they are found before the tables of their names.
