@@ -353,6 +353,15 @@ on_each_database! {
         crowd.stage.stop().await;
     }
 
+    /// Of many claims, its own and one that is not: the others are not committed without them.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_handler_that_removes_some_of_the_claims_is_found_out_alone() {
+        let removal = "DELETE FROM inbox_processed_messages WHERE message_id IN ('m-60', 'm-61')";
+        let crowd = crowd(Script::default().always("m-60", [run(removal)])).await;
+        crowd.harmed_nobody(&["attempts_exhausted"]).await;
+        crowd.stage.stop().await;
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn a_message_that_recovers_is_processed_with_its_failure_forgotten() {
         let crowd = crowd(Script::default().once("m-60", [Step::Fail("not yet")])).await;
