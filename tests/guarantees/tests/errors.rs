@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use inbox_guarantees::dispatch::{assert_runs, runs};
-use inbox_guarantees::script::{Script, Stage, Step, run, swallow};
+use inbox_guarantees::script::{Script, ScriptDatabase, Stage, Step, run, swallow};
 use inbox_guarantees::{
     OrderPlaced, Sandbox, TestDatabase, all_acked, bill, eventually, on_each_database, order,
 };
@@ -257,6 +257,50 @@ impl Long for sqlx::Sqlite {
          SELECT count(*) FROM n";
 }
 
+/// A message with this conflict in each of its runs.
+async fn conflicts_in_every_run<Db: TestDatabase + ScriptDatabase>(
+    handler: impl Handler<Db = Db>,
+    conflict: String,
+) {
+    let script = Script::default().always("m-1", [run(conflict)]);
+    let sandbox = Db::fresh(4).await;
+    let retry = RetryPolicy::default()
+        .first_delay(Duration::from_secs(2))
+        .transient_runs(5);
+    let stage = Stage::start(&sandbox.pool, script, handler, |builder| {
+        builder.retry(retry)
+    })
+    .await;
+    stage.publish("m-1");
+    stage.publish("m-2");
+    eventually("m-2 is acked", || async { stage.acks("m-2") == 1 }).await;
+    let runs_before = stage.script.runs("m-1");
+    eventually("the bound is reached", || async {
+        !stage.verdicts("m-1").is_empty()
+    })
+    .await;
+    assert!(
+        runs_before < *runs(5).end(),
+        "m-2 waited for the retries of m-1"
+    );
+    assert!(
+        matches!(stage.verdicts("m-1")[..], [Verdict::HandBack { delay: Some(delay) }] if delay > Duration::from_secs(1))
+    );
+    let starts = stage.script.starts("m-1");
+    assert_runs(starts.len(), 5, "transient_runs is 5");
+    // Each wait is at least its step: 10, 20, 40, 80 ms. There is none before it is alone.
+    let alone = &starts[starts.len() - 5..];
+    for (n, pair) in alone.windows(2).enumerate() {
+        assert!(
+            pair[1] - pair[0] >= Duration::from_millis(10 << n),
+            "wait {n} is too short"
+        );
+    }
+    assert_eq!(sandbox.attempts("m-1").await, 1);
+    assert_eq!(sandbox.ledger_rows("m-1").await, 0);
+    stage.stop().await;
+}
+
 mod on_postgres {
     use super::postgres::{charge, stage};
     use super::*;
@@ -294,43 +338,7 @@ mod on_postgres {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_conflict_in_every_run_is_handed_back_after_the_bound_and_holds_nobody_up() {
-        let script = Script::default().always("m-1", [run(raise("40001"))]);
-        let sandbox = Postgres::fresh(4).await;
-        let retry = RetryPolicy::default()
-            .first_delay(Duration::from_secs(2))
-            .transient_runs(5);
-        let stage = Stage::start(&sandbox.pool, script, charge::handler(), |builder| {
-            builder.retry(retry)
-        })
-        .await;
-        stage.publish("m-1");
-        stage.publish("m-2");
-        eventually("m-2 is acked", || async { stage.acks("m-2") == 1 }).await;
-        let runs_before = stage.script.runs("m-1");
-        eventually("the bound is reached", || async {
-            !stage.verdicts("m-1").is_empty()
-        })
-        .await;
-        assert!(
-            runs_before < *runs(5).end(),
-            "m-2 waited for the retries of m-1"
-        );
-        assert!(
-            matches!(stage.verdicts("m-1")[..], [Verdict::HandBack { delay: Some(delay) }] if delay > Duration::from_secs(1))
-        );
-        let starts = stage.script.starts("m-1");
-        assert_runs(starts.len(), 5, "transient_runs is 5");
-        // Each wait is at least its step: 10, 20, 40, 80 ms. There is none before it is alone.
-        let alone = &starts[starts.len() - 5..];
-        for (n, pair) in alone.windows(2).enumerate() {
-            assert!(
-                pair[1] - pair[0] >= Duration::from_millis(10 << n),
-                "wait {n} is too short"
-            );
-        }
-        assert_eq!(sandbox.attempts("m-1").await, 1);
-        assert_eq!(sandbox.ledger_rows("m-1").await, 0);
-        stage.stop().await;
+        conflicts_in_every_run(charge::handler(), raise("40001")).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -477,6 +485,11 @@ mod on_mysql {
             sandbox.assert_stored_once(&id).await;
         }
         stage.stop().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_conflict_in_every_run_is_handed_back_after_the_bound_and_holds_nobody_up() {
+        conflicts_in_every_run(charge::handler(), signal(1213)).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]

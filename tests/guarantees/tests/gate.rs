@@ -182,22 +182,21 @@ mod isolation {
     use super::*;
 
     macro_rules! stored_once_at {
-        ($name:ident, $level:literal) => {
+        ($name:ident, $Db:ident, $ask:ident, $level:literal, $told:literal) => {
             mod $name {
                 use super::*;
+                use sqlx::$Db;
 
                 #[inbox_handler(consumer = "billing", isolation = $level)]
                 async fn charge(
                     order: OrderPlaced,
-                    tx: &mut Tx<sqlx::Postgres>,
+                    tx: &mut Tx<$Db>,
                     id: MessageId,
                     State(levels): State<Levels>,
                 ) -> Result<(), HandlerError> {
-                    let level = sqlx::query_scalar("SHOW transaction_isolation")
-                        .fetch_one(&mut *tx)
-                        .await?;
+                    let level = sqlx::query_scalar($ask).fetch_one(&mut *tx).await?;
                     levels.0.lock().unwrap().insert(level);
-                    bill!(sqlx::Postgres, order, id, tx);
+                    bill!($Db, order, id, tx);
                     // Long enough for another inbox's copy to wait at the claim.
                     tokio::time::sleep(Duration::from_millis(5)).await;
                     Ok(())
@@ -205,7 +204,7 @@ mod isolation {
 
                 #[tokio::test(flavor = "multi_thread")]
                 async fn concurrent_copies_are_stored_once() {
-                    let sandbox = <sqlx::Postgres as TestDatabase>::fresh(12).await;
+                    let sandbox = $Db::fresh(12).await;
                     let broker = MemoryBroker::new();
                     let levels = Levels::default();
                     for number in 0..20 {
@@ -232,13 +231,10 @@ mod isolation {
                     }
                     assert_eq!(sandbox.balance("acc-1").await, 2000);
                     assert!(sandbox.dead_letters().await.is_empty());
-                    let counted = sqlx::Postgres::number(
-                        &sandbox.pool,
-                        "SELECT count(*) FROM inbox_attempts",
-                    );
+                    let counted = $Db::number(&sandbox.pool, "SELECT count(*) FROM inbox_attempts");
                     assert_eq!(counted.await, 0, "a conflict counts nothing");
                     let levels = levels.0.lock().unwrap().clone();
-                    assert_eq!(levels, BTreeSet::from([$level.to_owned()]));
+                    assert_eq!(levels, BTreeSet::from([$told.to_owned()]));
                 }
             }
         };
@@ -250,7 +246,56 @@ mod isolation {
     #[derive(Clone, Default)]
     struct Levels(Arc<Mutex<BTreeSet<String>>>);
 
-    stored_once_at!(read_committed, "read committed");
-    stored_once_at!(repeatable_read, "repeatable read");
-    stored_once_at!(serializable, "serializable");
+    const ON_POSTGRES: &str = "SHOW transaction_isolation";
+    const ON_MYSQL: &str = "SELECT @@tx_isolation";
+
+    mod postgres {
+        use super::*;
+        stored_once_at!(
+            read_committed,
+            Postgres,
+            ON_POSTGRES,
+            "read committed",
+            "read committed"
+        );
+        stored_once_at!(
+            repeatable_read,
+            Postgres,
+            ON_POSTGRES,
+            "repeatable read",
+            "repeatable read"
+        );
+        stored_once_at!(
+            serializable,
+            Postgres,
+            ON_POSTGRES,
+            "serializable",
+            "serializable"
+        );
+    }
+
+    mod mysql {
+        use super::*;
+        stored_once_at!(
+            read_committed,
+            MySql,
+            ON_MYSQL,
+            "read committed",
+            "READ-COMMITTED"
+        );
+        stored_once_at!(
+            repeatable_read,
+            MySql,
+            ON_MYSQL,
+            "repeatable read",
+            "REPEATABLE-READ"
+        );
+        stored_once_at!(
+            serializable,
+            MySql,
+            ON_MYSQL,
+            "serializable",
+            "SERIALIZABLE"
+        );
+    }
 }

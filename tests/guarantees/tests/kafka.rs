@@ -18,8 +18,8 @@ use inbox_guarantees::{
 };
 use inbox_runtime::brokers::{Kafka, KafkaSource};
 use inbox_runtime::{
-    Envelope, HandlerError, Inbox, InboxBuilder, MessageId, PublishError, State, Tx, Verdict,
-    inbox_handler,
+    Envelope, HandlerError, Inbox, InboxBuilder, MessageId, Needs, PublishError, State, Tx,
+    Verdict, inbox_handler,
 };
 use rdkafka::mocking::MockCluster;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
@@ -687,6 +687,46 @@ async fn what_cannot_be_opened_is_said_with_its_remedy() {
     let (builder, _) = inbox(&sandbox, &Scene::new(), source);
     let error = builder.build().await.unwrap_err().to_string();
     assert!(error.contains("enable.auto.commit"), "{error}");
+}
+
+/// Brokers that want user and password.
+const WITH_PASSWORDS: &str = "\
+listener.security.protocol.map=PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+sasl.mechanism.inter.broker.protocol=PLAIN
+listener.name.plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+username=\"broker\" password=\"between-brokers\" user_broker=\"between-brokers\" user_inbox=\"hunter2\";
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_password_is_said_by_the_names_of_the_settings_and_without_itself() {
+    let server = OwnServer::start_with("kafka", "KAFKA_EXTRA_CONF", WITH_PASSWORDS);
+    let with = |password: &str| {
+        Kafka::new(server.url("KAFKA_BROKERS"))
+            .set("security.protocol", "sasl_plaintext")
+            .set("sasl.mechanisms", "PLAIN")
+            .set("sasl.username", "inbox")
+            .set("sasl.password", password)
+    };
+    // When it is asked about its topics and when it is opened, which the client itself does not tell from a broker that
+    // is away.
+    let wrong = with("hunter3").topic("orders").group("billing");
+    let needs = Needs::new(NonZeroUsize::MIN, Duration::from_secs(30), 5);
+    let asked = wrong.learn(&needs).await.unwrap_err();
+    let opened = wrong.open(NonZeroUsize::MIN).await.unwrap_err();
+    for told in [asked.to_string(), opened.to_string()] {
+        for part in [
+            "refuses the credentials",
+            "`sasl.username`, `sasl.password`",
+        ] {
+            assert!(told.contains(part), "{told}");
+        }
+        assert!(!told.contains("hunter"), "{told}");
+    }
+    // The right one gets as far as the topic.
+    let right = with("hunter2").topic("orders").group("billing");
+    let told = right.open(NonZeroUsize::MIN).await.unwrap_err().to_string();
+    assert!(told.contains("there is no topic `orders`"), "{told}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

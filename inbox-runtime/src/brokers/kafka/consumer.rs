@@ -120,7 +120,7 @@ impl Member {
         for topic in &self.topics {
             let metadata = consumer
                 .fetch_metadata(Some(topic), METADATA_LIMIT)
-                .map_err(|error| self.cluster.unreachable(&error))?;
+                .map_err(|error| self.cluster.unreachable(&consumer, &error))?;
             let found = metadata
                 .topics()
                 .iter()

@@ -9,13 +9,18 @@ mod topic;
 mod window;
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use inbox_core::SourceError;
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::consumer::{BaseConsumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 pub use publisher::KafkaPublisher;
 pub use source::KafkaSource;
+
+/// How long a client that has no answer is asked for the reason.
+const REASON_LIMIT: Duration = Duration::from_millis(1500);
 
 /// A Kafka cluster and how to connect to it; makes sources and publishers.
 ///
@@ -125,23 +130,42 @@ impl Kafka {
         problems
     }
 
-    /// Why no answer came, and what to do.
-    fn unreachable(&self, error: &KafkaError) -> SourceError {
-        let remedy = match error.rdkafka_error_code() {
-            Some(RDKafkaErrorCode::Authentication | RDKafkaErrorCode::SaslAuthenticationFailed) => {
-                "check user and password (`sasl.username`, `sasl.password`)"
-            }
-            Some(RDKafkaErrorCode::SSL) => {
-                "check the settings that begin with `ssl.`, and that the brokers speak TLS on this port"
-            }
-            _ => {
+    /// Why no answer came, and what to do. A client tells what is wrong with its credentials to those alone who poll it.
+    fn unreachable<C: ConsumerContext>(
+        &self,
+        client: &BaseConsumer<C>,
+        error: &KafkaError,
+    ) -> SourceError {
+        let is_told = |code: &RDKafkaErrorCode| {
+            use RDKafkaErrorCode::{Authentication, SSL, SaslAuthenticationFailed};
+            matches!(code, Authentication | SaslAuthenticationFailed | SSL)
+        };
+        let until = Instant::now() + REASON_LIMIT;
+        let told = std::iter::from_fn(|| {
+            let left = until.saturating_duration_since(Instant::now());
+            (!left.is_zero()).then(|| client.poll(left.min(Duration::from_millis(50))))
+        })
+        .filter_map(|event| event?.err()?.rdkafka_error_code())
+        .find(is_told);
+        let (what, remedy) = match told {
+            Some(RDKafkaErrorCode::SSL) => (
+                "could not be agreed with on encryption",
+                "check the settings that begin with `ssl.`, and that the brokers speak TLS on this port",
+            ),
+            Some(_) => (
+                "refuses the credentials",
+                "check user and password (`sasl.username`, `sasl.password`) and `sasl.mechanisms`",
+            ),
+            None => (
+                "does not answer",
                 "check that the brokers run, and hosts and ports in `Kafka::new`; where they want TLS or SASL, set \
-                  `security.protocol`"
-            }
+                 `security.protocol`",
+            ),
         };
         SourceError::new(format!(
-            "Kafka at `{}` does not answer ({error}): {remedy}",
-            self.brokers
+            "Kafka at `{}` {what} ({}): {remedy}",
+            self.brokers,
+            told.map_or_else(|| error.to_string(), |code| code.to_string()),
         ))
     }
 }

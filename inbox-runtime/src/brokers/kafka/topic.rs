@@ -6,12 +6,13 @@ use inbox_core::SourceError;
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
+use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::RDKafkaErrorCode;
 
 use super::Kafka;
 
-/// How long the brokers may take to answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(4);
+/// How long the brokers may take to answer: start-up does not wait much longer, and wants to hear why they did not.
+const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 
 /// What a source needs to know of its topics.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -41,7 +42,10 @@ pub(super) async fn ask(
         let options = AdminOptions::new().request_timeout(Some(ANSWER_LIMIT));
         let answers = runtime
             .block_on(client.describe_configs(&topics, &options))
-            .map_err(|error| cluster.unreachable(&error))?;
+            .map_err(|error| match config.create::<BaseConsumer>() {
+                Ok(other) => cluster.unreachable(&other, &error),
+                Err(error) => SourceError::new(super::refused(&error)),
+            })?;
         let mut found = Topics::default();
         for (name, answer) in names.iter().zip(answers) {
             found.add(name, answer);
