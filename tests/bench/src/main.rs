@@ -3,6 +3,7 @@
 //! `tests/bench/run` starts servers of its own, which wait for the disk, runs this, and stops them. Tables go to the
 //! output, progress to the error output; `docs/benchmark.md` tells what is measured.
 
+mod brokers;
 mod by_hand;
 mod chart;
 mod database;
@@ -15,7 +16,6 @@ mod options;
 mod pgbench;
 mod preloaded;
 mod progress;
-mod rabbitmq;
 mod results;
 mod sqlite;
 mod stopwatch;
@@ -103,12 +103,16 @@ async fn bench(options: &Options) -> Result<()> {
             }
         }
     }
-    if options.has(Part::RabbitMq) {
+    if options.has(Part::Brokers) {
         document.section(
-            "From RabbitMQ to PostgreSQL",
-            "Messages in a durable queue, consumed until the last one is acked. Afterwards the queue must be empty.",
+            "From a broker to PostgreSQL",
+            "Messages that lie there, durable, consumed from the first ack until the last one. Afterwards nothing may be left. \
+             By hand from Kafka, each worker reads a partition of its own and commits after each message, without waiting. Debian's \
+             NATS does not wait for the disk; `NATS_SERVER_BIN` may name a current one, which does.",
         );
-        document.table(&rabbitmq::table(&mut database, options).await?);
+        document.table(&brokers::table::<brokers::RabbitMq>(&mut database, options).await?);
+        document.table(&brokers::table::<brokers::Kafka>(&mut database, options).await?);
+        document.table(&brokers::table::<brokers::Nats>(&mut database, options).await?);
     }
     if options.write_docs {
         document.write()?;

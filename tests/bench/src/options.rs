@@ -13,7 +13,7 @@ pub(crate) enum Part {
     Duplicates,
     Sqlite,
     Idle,
-    RabbitMq,
+    Brokers,
 }
 
 impl Part {
@@ -22,7 +22,7 @@ impl Part {
         ("duplicates", Self::Duplicates),
         ("sqlite", Self::Sqlite),
         ("idle", Self::Idle),
-        ("rabbitmq", Self::RabbitMq),
+        ("brokers", Self::Brokers),
     ];
 
     fn named(name: &str) -> Result<Self, String> {

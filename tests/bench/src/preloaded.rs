@@ -35,22 +35,35 @@ impl Preloaded {
 /// How many acks are still to come.
 #[derive(Debug)]
 pub(crate) struct Acks {
+    messages: usize,
     missing: AtomicUsize,
+    first: Notify,
     all: Notify,
 }
 
 impl Acks {
     pub(crate) fn of(messages: usize) -> Self {
         Self {
+            messages,
             missing: AtomicUsize::new(messages),
+            first: Notify::new(),
             all: Notify::new(),
         }
     }
 
     pub(crate) fn one(&self) {
-        if self.missing.fetch_sub(1, Ordering::Relaxed) == 1 {
+        let missing = self.missing.fetch_sub(1, Ordering::Relaxed);
+        if missing == self.messages {
+            self.first.notify_one();
+        }
+        if missing == 1 {
             self.all.notify_one();
         }
+    }
+
+    /// One is there. For one caller, as is [`all`](Self::all).
+    pub(crate) async fn first(&self) {
+        self.first.notified().await;
     }
 
     pub(crate) async fn all(&self) {
