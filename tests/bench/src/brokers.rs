@@ -4,16 +4,19 @@ mod kafka;
 mod nats;
 mod rabbitmq;
 
+use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use inbox_runtime::{
-    Assignment, Capabilities, IdSource, Learned, Needs, Settle, SettleError, SettleToken, Source,
-    SourceError, Verdict,
+    Assignment, Capabilities, Envelope, IdSource, Learned, Needs, Publisher, Settle, SettleError,
+    SettleToken, Source, SourceError, Verdict,
 };
 use sqlx::PgPool;
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
 pub(crate) use self::kafka::Kafka;
 pub(crate) use self::nats::Nats;
@@ -168,6 +171,28 @@ async fn run<B: Broker>(
 async fn process(pool: &PgPool, id: &str, payload: &[u8]) -> Result<()> {
     let order: OrderPlaced = serde_json::from_slice(payload)?;
     by_hand::process(pool, id, &order).await
+}
+
+/// Publishes all of them, confirmed.
+async fn publish(
+    publisher: &impl Publisher,
+    destination: &str,
+    messages: impl Iterator<Item = Cow<'_, Envelope>>,
+) -> Result<()> {
+    stream::iter(messages)
+        .map(|message| async move { publisher.publish(destination, &message).await })
+        .buffer_unordered(PUBLISHED_AT_ONCE)
+        .try_collect::<()>()
+        .await?;
+    Ok(())
+}
+
+/// Until all is done, or a worker ends before.
+async fn until(done: oneshot::Receiver<()>, workers: &mut JoinSet<Result<()>>) -> Result<()> {
+    tokio::select! {
+        _ = done => Ok(()),
+        Some(ended) = workers.join_next() => ended?,
+    }
 }
 
 fn address(variable: &str) -> Result<String> {

@@ -1,10 +1,9 @@
 //! Kafka: a topic with a partition for each worker.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use inbox_runtime::Publisher as _;
 use inbox_runtime::brokers::{Kafka as Cluster, KafkaSource};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
@@ -16,7 +15,7 @@ use sqlx::PgPool;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use super::{Broker, PUBLISHED_AT_ONCE, WORKERS, address, process, unique};
+use super::{Broker, WORKERS, address, process, publish, unique, until};
 use crate::Result;
 use crate::preloaded::Acks;
 use crate::workload::Work;
@@ -88,17 +87,9 @@ impl Broker for Kafka {
         // In turn for each worker.
         let keyed = work.messages().iter().map(|message| {
             let id = message.id.clone().unwrap_or_default();
-            message.clone().key(id)
+            Cow::Owned(message.clone().key(id))
         });
-        stream::iter(keyed)
-            .map(|message| {
-                let (publisher, topic) = (&publisher, &self.topic);
-                async move { publisher.publish(topic, &message).await }
-            })
-            .buffer_unordered(PUBLISHED_AT_ONCE)
-            .try_collect::<()>()
-            .await?;
-        Ok(())
+        publish(&publisher, &self.topic, keyed).await
     }
 
     fn source(&self) -> KafkaSource {
@@ -129,13 +120,7 @@ impl Broker for Kafka {
                 }
             });
         }
-        tokio::select! {
-            _ = done => {}
-            Some(ended) = workers.join_next() => {
-                let ended: Result<()> = ended?;
-                ended?;
-            }
-        }
+        until(done, &mut workers).await?;
         workers.shutdown().await;
         // Behind the commits that are on their way.
         let commit = move || {

@@ -1,18 +1,18 @@
 //! NATS JetStream: a stream in files and a durable pull consumer.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::{self, stream::Config};
 use async_nats::{ConnectOptions, HeaderMap, ServerAddr};
-use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use inbox_runtime::Publisher as _;
+use futures_util::stream::TryStreamExt as _;
 use inbox_runtime::brokers::{JetStreamSource, Nats as Server};
 use sqlx::PgPool;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use super::{Broker, PREFETCH, PUBLISHED_AT_ONCE, WORKERS, address, process, unique};
+use super::{Broker, PREFETCH, WORKERS, address, process, publish, unique, until};
 use crate::Result;
 use crate::preloaded::Acks;
 use crate::workload::Work;
@@ -77,12 +77,8 @@ impl Broker for Nats {
             })
             .await?;
         let publisher = Server::new(&self.url).publisher();
-        stream::iter(work.messages())
-            .map(|message| publisher.publish(&self.stream, message))
-            .buffer_unordered(PUBLISHED_AT_ONCE)
-            .try_collect::<()>()
-            .await?;
-        Ok(())
+        let messages = work.messages().iter().map(Cow::Borrowed);
+        publish(&publisher, &self.stream, messages).await
     }
 
     fn source(&self) -> JetStreamSource {
@@ -121,10 +117,7 @@ impl Broker for Nats {
                 Result::Ok(())
             });
         }
-        tokio::select! {
-            _ = done => {}
-            Some(ended) = workers.join_next() => ended??,
-        }
+        until(done, &mut workers).await?;
         workers.shutdown().await;
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! RabbitMQ: a quorum queue.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use inbox_runtime::Publisher as _;
+use futures_util::stream::TryStreamExt as _;
 use inbox_runtime::brokers::{RabbitMq as Server, RabbitMqSource};
 use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions, QueueDeleteOptions,
@@ -14,7 +14,7 @@ use sqlx::PgPool;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use super::{Broker, PREFETCH, PUBLISHED_AT_ONCE, WORKERS, address, process, unique};
+use super::{Broker, PREFETCH, WORKERS, address, process, publish, unique, until};
 use crate::Result;
 use crate::preloaded::Acks;
 use crate::workload::Work;
@@ -69,12 +69,8 @@ impl Broker for RabbitMq {
             .queue_declare(self.queue.as_str().into(), durable, arguments)
             .await?;
         let publisher = Server::new(&self.url).publisher();
-        stream::iter(work.messages())
-            .map(|message| publisher.publish(&self.queue, message))
-            .buffer_unordered(PUBLISHED_AT_ONCE)
-            .try_collect::<()>()
-            .await?;
-        Ok(())
+        let messages = work.messages().iter().map(Cow::Borrowed);
+        publish(&publisher, &self.queue, messages).await
     }
 
     fn source(&self) -> RabbitMqSource {
@@ -116,10 +112,7 @@ impl Broker for RabbitMq {
                 Result::Ok(())
             });
         }
-        tokio::select! {
-            _ = done => {}
-            Some(ended) = workers.join_next() => ended??,
-        }
+        until(done, &mut workers).await?;
         connection.close(200, "done".into()).await?;
         // They end with the connection, or with the error that this is to them.
         workers.shutdown().await;
