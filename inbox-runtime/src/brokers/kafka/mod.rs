@@ -141,12 +141,15 @@ impl Kafka {
             matches!(code, Authentication | SaslAuthenticationFailed | SSL)
         };
         let until = Instant::now() + REASON_LIMIT;
-        let told = std::iter::from_fn(|| {
+        let mut events = std::iter::from_fn(|| {
             let left = until.saturating_duration_since(Instant::now());
             (!left.is_zero()).then(|| client.poll(left.min(Duration::from_millis(50))))
         })
-        .filter_map(|event| event?.err()?.rdkafka_error_code())
-        .find(is_told);
+        .filter_map(|event| event?.err()?.rdkafka_error_code());
+        let told = error
+            .rdkafka_error_code()
+            .filter(is_told)
+            .or_else(|| events.find(is_told));
         let (what, remedy) = match told {
             Some(RDKafkaErrorCode::SSL) => (
                 "could not be agreed with on encryption",
