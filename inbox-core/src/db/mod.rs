@@ -613,6 +613,16 @@ impl Statement {
     }
 }
 
+/// The text that makes a savepoint for the next message, in place of the one of the message before.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn next_step(step: &mut Option<String>) -> String {
+    if let Some(last) = step {
+        return format!("RELEASE SAVEPOINT {last}; SAVEPOINT {last}");
+    }
+    let first = format!("inbox_step_{:016x}", fastrand::u64(..));
+    format!("SAVEPOINT {}", step.insert(first))
+}
+
 /// Undoes the transaction and its savepoints, as far as the driver counts them.
 #[cfg(any(feature = "postgres", feature = "sqlite", feature = "mysql"))]
 pub(crate) async fn roll_back_all<Db: InboxDatabase>(

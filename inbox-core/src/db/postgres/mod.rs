@@ -14,8 +14,8 @@ use super::executor::executor_for_tx;
 use super::{
     BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
     Finding, InboxDatabase, Inspection, Interruption, Kept, MigrationError, Requisites, Sealed,
-    Statement, TraceOfClaim, driver_text, level, migrations, roll_back_all, schema_findings,
-    uneven_depth,
+    Statement, TraceOfClaim, driver_text, level, migrations, next_step, roll_back_all,
+    schema_findings, uneven_depth,
 };
 use crate::dead_letter::{DeadLetterReason, FailureText};
 use crate::handler::Isolation;
@@ -450,16 +450,7 @@ impl InboxDatabase for Postgres {
     }
 
     async fn step(conn: &mut PgConnection, guard: &mut PostgresGuard) -> Result<(), sqlx::Error> {
-        let text = match &guard.step {
-            Some(last) => format!("RELEASE SAVEPOINT {last}; SAVEPOINT {last}"),
-            None => {
-                let first = format!("inbox_step_{:016x}", fastrand::u64(..));
-                let text = format!("SAVEPOINT {first}");
-                guard.step = Some(first);
-                text
-            }
-        };
-        run(conn, text).await
+        run(conn, next_step(&mut guard.step)).await
     }
 
     async fn take_back(

@@ -15,7 +15,8 @@ use super::executor::executor_for_tx;
 use super::{
     BESIDE_PAYLOAD, Claim, ClaimKey, Claimed, Claims, Counted, Dialect, Done, ErrorClass, Existing,
     Finding, InboxDatabase, Inspection, Interruption, Kept, MigrationError, Requisites, Sealed,
-    Statement, TraceOfClaim, driver_text, migrations, roll_back_all, schema_findings, uneven_depth,
+    Statement, TraceOfClaim, driver_text, migrations, next_step, roll_back_all, schema_findings,
+    uneven_depth,
 };
 use crate::dead_letter::FailureText;
 use crate::handler::Isolation;
@@ -310,16 +311,7 @@ impl InboxDatabase for Sqlite {
     }
 
     async fn step(conn: &mut SqliteConnection, guard: &mut SqliteGuard) -> Result<(), sqlx::Error> {
-        let text = match &guard.step {
-            Some(last) => format!("RELEASE {last}; SAVEPOINT {last}"),
-            None => {
-                let first = format!("inbox_step_{:016x}", fastrand::u64(..));
-                let text = format!("SAVEPOINT {first}");
-                guard.step = Some(first);
-                text
-            }
-        };
-        execute(conn, text).await
+        execute(conn, next_step(&mut guard.step)).await
     }
 
     async fn take_back(
